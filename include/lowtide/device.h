@@ -1,0 +1,115 @@
+/* device.h - a place that holds memory and does work in order.
+ *
+ *     lt_device *dev;  lt_queue *q;  lt_addr mem;
+ *     lt_device_open(ctx, "sim:vram=1G,h2d=12G", &dev, &err);
+ *     lt_queue_create(dev, LT_QUEUE_COPY, &q, &err);
+ *     lt_device_reserve(dev, 64 << 20, &mem, &err);
+ *     lt_device_commit(dev, mem, 64 << 20, &err);
+ *     lt_queue_copy_in(q, mem, bytes, n, &err);
+ *     lt_queue_sync(q, &err);
+ *
+ * Order      work on one queue runs in the order it was given; between queues only
+ *            events order it. Copies read and write their host side until they ran.
+ * Lifetime   queues and events borrow the device. Closing a device waits for its queues.
+ * Threads    any thread may open, create, commit and query; one queue is fed by one
+ *            thread at a time; an event is recorded by one thread at a time.
+ * Errors     a call that cannot be enqueued fails at once. Work that fails later makes
+ *            its queue sticky: the queue skips what follows, and sync and every later
+ *            call on it return that first error, which names the operation.
+ */
+#ifndef LT_DEVICE_H
+#define LT_DEVICE_H
+
+#include "lowtide/base.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct lt_device lt_device;
+typedef struct lt_queue  lt_queue;
+typedef struct lt_event  lt_event;
+typedef uint64_t         lt_addr; /* device address; 0 is none */
+
+typedef enum lt_queue_kind { LT_QUEUE_COMPUTE, LT_QUEUE_COPY, LT_QUEUE_KIND_COUNT } lt_queue_kind;
+
+typedef struct lt_device_info {
+    char     name[96];         /* "cpu: AMD EPYC, 2 threads, avx2" */
+    char     kind[16];         /* "cpu", "sim", "cuda" */
+    uint64_t total_bytes;      /* of the device; on cpu: RAM within the container's limit */
+    uint64_t free_bytes;       /* what could be committed now */
+    uint64_t fixed_bytes;      /* what opening the device itself took out of total_bytes */
+    uint64_t commit_bytes;     /* granularity of commit */
+    uint64_t align_bytes;      /* natural alignment of an allocation */
+    bool     host_visible;     /* an lt_addr is also a host pointer */
+    bool     virtual_clock;    /* durations are simulated, see sim */
+    uint32_t compute_threads;  /* 0 when the notion does not apply */
+} lt_device_info;
+
+/* spec is "cpu[:key=value,...]", "sim[:...]"; a typo is an error that names the key.
+ *   cpu: threads=N, isa=ref|avx2|avx512
+ *   sim: the same, and vram=SIZE, h2d=RATE, d2h=RATE, latency=TIME, clock=real|virtual,
+ *        compute=RATE (bytes of weights a second, virtual clock), fixed=SIZE,
+ *        fail=POINT:N (POINT is commit, copy, read, launch; N counts from 1) */
+LT_API LT_NODISCARD lt_status
+lt_device_open(lt_ctx *ctx, const char *spec, lt_device **out, lt_err *err);
+LT_API void lt_device_close(lt_device *dev); /* NULL is fine */
+LT_API void lt_device_get_info(const lt_device *dev, lt_device_info *out);
+
+/* Address space without memory; commit puts memory behind a part of it. base and
+ * bytes of commit and decommit are multiples of commit_bytes. Committed memory has
+ * any content. Decommit is the caller's promise that no queued work touches it. */
+LT_API LT_NODISCARD lt_status
+lt_device_reserve(lt_device *dev, uint64_t bytes, lt_addr *out, lt_err *err);
+LT_API void lt_device_unreserve(lt_device *dev, lt_addr base, uint64_t bytes);
+LT_API LT_NODISCARD lt_status
+lt_device_commit(lt_device *dev, lt_addr base, uint64_t bytes, lt_err *err);
+LT_API void lt_device_decommit(lt_device *dev, lt_addr base, uint64_t bytes);
+
+/* Page-locked host memory, for copies at full speed. E_UNSUPPORTED or E_HOST_OOM are
+ * ordinary answers: pageable memory works too, slower. */
+LT_API LT_NODISCARD lt_status
+lt_device_pin(lt_device *dev, void *ptr, size_t bytes, lt_err *err);
+LT_API void lt_device_unpin(lt_device *dev, void *ptr, size_t bytes);
+
+LT_API LT_NODISCARD lt_status
+lt_queue_create(lt_device *dev, lt_queue_kind kind, lt_queue **out, lt_err *err);
+LT_API void lt_queue_destroy(lt_queue *q); /* waits for what it holds */
+LT_API LT_NODISCARD lt_status lt_queue_sync(lt_queue *q, lt_err *err);
+
+LT_API LT_NODISCARD lt_status
+lt_queue_copy_in(lt_queue *q, lt_addr dst, const void *src, uint64_t bytes, lt_err *err);
+LT_API LT_NODISCARD lt_status
+lt_queue_copy_out(lt_queue *q, void *dst, lt_addr src, uint64_t bytes, lt_err *err);
+LT_API LT_NODISCARD lt_status
+lt_queue_copy(lt_queue *q, lt_addr dst, lt_addr src, uint64_t bytes, lt_err *err);
+LT_API LT_NODISCARD lt_status
+lt_queue_fill(lt_queue *q, lt_addr dst, uint8_t value, uint64_t bytes, lt_err *err);
+/* Runs on the queue, in order, on a thread of the device. A failure becomes the
+ * queue's error. fn must not call the device. */
+typedef lt_status lt_host_fn(void *user, lt_err *err);
+LT_API LT_NODISCARD lt_status lt_queue_call(lt_queue *q, lt_host_fn *fn, void *user, lt_err *err);
+
+LT_API LT_NODISCARD lt_status lt_event_create(lt_device *dev, lt_event **out, lt_err *err);
+LT_API void lt_event_destroy(lt_event *ev);
+/* A later record replaces the earlier one; waits given before it keep the earlier. */
+LT_API LT_NODISCARD lt_status lt_event_record(lt_event *ev, lt_queue *q, lt_err *err);
+LT_API LT_NODISCARD lt_status lt_queue_wait(lt_queue *q, lt_event *ev, lt_err *err);
+LT_API bool lt_event_done(const lt_event *ev); /* never recorded counts as done */
+LT_API LT_NODISCARD lt_status lt_event_sync(lt_event *ev, lt_err *err);
+/* Device time at which the last record was reached, in ns; virtual on a virtual clock. */
+LT_API uint64_t lt_event_time_ns(const lt_event *ev);
+
+typedef struct lt_device_stats {
+    uint64_t committed_bytes, peak_committed_bytes;
+    uint64_t copies, h2d_bytes, d2h_bytes, d2d_bytes, launches;
+    uint64_t copy_busy_ns, compute_busy_ns; /* time the engines really worked */
+    uint64_t compute_stall_ns;              /* compute queues waiting for events */
+    uint64_t now_ns;                        /* latest device time of any queue */
+} lt_device_stats;
+LT_API void lt_device_get_stats(const lt_device *dev, lt_device_stats *out);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,94 @@
+/* session.h - a model at work: tokens in, logits out, inside its plan.
+ *
+ *     lt_session *s;
+ *     lt_session_create(model, dev, plan, NULL, &s, &err);
+ *     lt_session_eval(s, prompt, n, &logits, &err);            // logits of the last token
+ *     int32_t id = lt_sampler_pick(sampler, logits);
+ *     lt_session_eval(s, &id, 1, &logits, &err);
+ *     lt_report rep;
+ *     lt_session_get_report(s, &rep);
+ *     lt_session_destroy(s);
+ *
+ * Order      create loads what the plan keeps resident. Tokens continue the sequence;
+ *            lt_session_truncate goes back to a length.
+ * Lifetime   borrows model, device and plan. Logits live until the next call on the session.
+ * Threads    one caller at a time; lt_session_cancel may come from any thread or a signal handler.
+ * Errors     E_NO_FIT when the sequence would outgrow the plan's context; after E_CANCELED and
+ *            device errors the session's length is what was finished before.
+ */
+#ifndef LT_SESSION_H
+#define LT_SESSION_H
+
+#include "lowtide/plan.h"
+#include "lowtide/residency.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct lt_session lt_session;
+typedef struct lt_sampler lt_sampler;
+
+/* done/total in bytes while loading, in tokens while reading a prompt. */
+typedef void lt_progress_fn(void *user, const char *what, uint64_t done, uint64_t total);
+
+typedef struct lt_session_desc {
+    uint32_t        struct_bytes;
+    lt_progress_fn *progress;
+    void           *progress_user;
+    lt_trace       *trace;
+    bool            check_finite; /* after every op; names the layer whose output is not finite */
+} lt_session_desc;
+
+LT_API lt_session_desc lt_session_desc_default(void);
+LT_API LT_NODISCARD lt_status
+lt_session_create(const lt_model *m, lt_device *dev, const lt_plan *plan, const lt_session_desc *desc,
+                  lt_session **out, lt_err *err);
+LT_API void lt_session_destroy(lt_session *s);
+
+/* n tokens, in passes of at most the plan's batch. *logits: [vocab] of the last token. */
+LT_API LT_NODISCARD lt_status
+lt_session_eval(lt_session *s, const int32_t *ids, size_t n, const float **logits, lt_err *err);
+/* Logits of every token, given row by row in order. */
+typedef lt_status lt_logits_fn(void *user, size_t index, const float *logits, lt_err *err);
+LT_API LT_NODISCARD lt_status
+lt_session_score(lt_session *s, const int32_t *ids, size_t n, lt_logits_fn *fn, void *user, lt_err *err);
+LT_API uint32_t lt_session_length(const lt_session *s);
+LT_API LT_NODISCARD lt_status lt_session_truncate(lt_session *s, uint32_t length, lt_err *err);
+LT_API void lt_session_cancel(lt_session *s);
+/* Pool and residency invariants. */
+LT_API LT_NODISCARD lt_status lt_session_check(lt_session *s, lt_err *err);
+
+typedef struct lt_phase { uint64_t tokens; double seconds, tps, floor_tps; } lt_phase;
+typedef struct lt_report {
+    uint64_t budget_bytes, fixed_bytes, peak_bytes, host_peak_bytes;
+    uint64_t h2d_bytes, d2h_bytes, disk_bytes, resident_bytes, streamed_loads;
+    uint64_t h2d_after_first; /* bytes copied in after the first pass, activations and inputs not counted */
+    double   stall_seconds, load_seconds;
+    lt_phase prefill, decode;
+    lt_pool_stats pool;
+    lt_residency_stats residency;
+    lt_device_stats device;
+} lt_report;
+LT_API void lt_session_get_report(const lt_session *s, lt_report *out);
+
+typedef struct lt_sampler_desc {
+    uint32_t struct_bytes;
+    float    temperature;     /* 0: greedy, the lowest id among equals */
+    uint32_t top_k;           /* 0: off */
+    float    top_p, min_p;    /* 1 and 0: off */
+    float    repeat_penalty;  /* 1: off; applied to the last repeat_last tokens */
+    uint32_t repeat_last;
+    uint64_t seed;
+} lt_sampler_desc;
+LT_API lt_sampler_desc lt_sampler_desc_default(void); /* temperature 0.8, top_k 40, top_p 0.95, min_p 0.05 */
+LT_API LT_NODISCARD lt_status
+lt_sampler_create(lt_ctx *ctx, const lt_sampler_desc *desc, uint32_t vocab, lt_sampler **out, lt_err *err);
+LT_API void lt_sampler_destroy(lt_sampler *s);
+LT_API int32_t lt_sampler_pick(lt_sampler *s, const float *logits);
+LT_API void lt_sampler_accept(lt_sampler *s, int32_t id); /* prompt tokens too, for the penalty */
+
+#ifdef __cplusplus
+}
+#endif
+#endif

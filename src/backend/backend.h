@@ -1,0 +1,69 @@
+/* backend.h - what a backend implements: one device vtable and rows of ops.
+ *
+ * Included by backends, by the thin dispatch in device.c and by the engine
+ * (lt__queue_launch); by nobody else. device.c checks arguments and counts; a
+ * backend sees only valid calls. */
+#ifndef LT_BACKEND_H
+#define LT_BACKEND_H
+
+#include "graph/op.h"
+#include "lowtide/device.h"
+
+typedef struct lt_device_vt {
+    void (*close)(lt_device *dev);
+    void (*get_info)(const lt_device *dev, lt_device_info *out);
+    void (*get_stats)(const lt_device *dev, lt_device_stats *out);
+    lt_status (*reserve)(lt_device *dev, uint64_t bytes, lt_addr *out, lt_err *err);
+    void (*unreserve)(lt_device *dev, lt_addr base, uint64_t bytes);
+    lt_status (*commit)(lt_device *dev, lt_addr base, uint64_t bytes, lt_err *err);
+    void (*decommit)(lt_device *dev, lt_addr base, uint64_t bytes);
+    lt_status (*pin)(lt_device *dev, void *ptr, size_t bytes, lt_err *err);
+    void (*unpin)(lt_device *dev, void *ptr, size_t bytes);
+
+    lt_status (*queue_create)(lt_device *dev, lt_queue_kind kind, lt_queue **out, lt_err *err);
+    void (*queue_destroy)(lt_queue *q);
+    lt_status (*queue_sync)(lt_queue *q, lt_err *err);
+    lt_status (*copy_in)(lt_queue *q, lt_addr dst, const void *src, uint64_t bytes, lt_err *err);
+    lt_status (*copy_out)(lt_queue *q, void *dst, lt_addr src, uint64_t bytes, lt_err *err);
+    lt_status (*copy)(lt_queue *q, lt_addr dst, lt_addr src, uint64_t bytes, lt_err *err);
+    lt_status (*fill)(lt_queue *q, lt_addr dst, uint8_t value, uint64_t bytes, lt_err *err);
+    lt_status (*call)(lt_queue *q, lt_host_fn *fn, void *user, lt_err *err);
+    /* Copies *args; the views' memory must live until the launch ran. */
+    lt_status (*launch)(lt_queue *q, const lt_op_args *args, lt_err *err);
+    lt_status (*wait)(lt_queue *q, lt_event *ev, lt_err *err);
+
+    lt_status (*event_create)(lt_device *dev, lt_event **out, lt_err *err);
+    void (*event_destroy)(lt_event *ev);
+    lt_status (*event_record)(lt_event *ev, lt_queue *q, lt_err *err);
+    bool (*event_done)(const lt_event *ev);
+    lt_status (*event_sync)(lt_event *ev, lt_err *err);
+    uint64_t (*event_time_ns)(const lt_event *ev);
+
+    /* Whether a launch of these dtypes and parameters would run here. Addresses are
+     * not looked at. On refusal *why is a static sentence. */
+    bool (*supports)(const lt_device *dev, const lt_op_args *args, const char **why);
+    /* Scratch bytes of device memory the launch wants in args->scratch; 0 is usual. */
+    uint64_t (*scratch_bytes)(const lt_device *dev, const lt_op_args *args);
+} lt_device_vt;
+
+/* Backends embed these as their first member. */
+struct lt_device { const lt_device_vt *vt; lt_ctx *ctx; };
+struct lt_queue  { lt_device *dev; lt_queue_kind kind; };
+struct lt_event  { lt_device *dev; };
+
+typedef struct lt_backend {
+    const char *name; /* the part of a spec before ':' */
+    const char *help; /* one line for `doctor` and --help */
+    /* opts is the text behind ':', "" when there is none. */
+    lt_status (*open)(lt_ctx *ctx, const char *opts, lt_device **out, lt_err *err);
+} lt_backend;
+
+extern const lt_backend lt__backend_cpu, lt__backend_sim;
+/* NULL-terminated; registry.c. */
+const lt_backend *const *lt__backend_list(void);
+
+LT_NODISCARD lt_status lt__queue_launch(lt_queue *q, const lt_op_args *args, lt_err *err);
+bool lt__device_supports(const lt_device *dev, const lt_op_args *args, const char **why);
+uint64_t lt__device_scratch_bytes(const lt_device *dev, const lt_op_args *args);
+
+#endif
