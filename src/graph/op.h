@@ -41,6 +41,7 @@ typedef struct lt_scale_params { float factor; } lt_scale_params;
  *   cache.addr + p * page_bytes + k_offset + (h * LT_KV_PAGE + i) * row_bytes(kv dtype, head_dim)
  * and likewise V with v_offset. Position pos lies in page table[(pos / LT_KV_PAGE) % table entries]. */
 #define LT_KV_PAGE 256
+#define LT_HEAD_DIM_MAX 1024
 typedef struct lt_kv_layout {
     uint64_t page_bytes, k_offset, v_offset;
     uint32_t kv_heads, head_dim;
