@@ -25,7 +25,7 @@ struct lt_modelfile {
     uint64_t        seed; /* of the name hash: names made to collide must not */
 };
 
-/* NULL when out of host memory. Zeroed. */
+/* NULL when out of host memory. Not zeroed. */
 void *lt__mf_take(lt_modelfile *f, size_t bytes, size_t align);
 char *lt__mf_strndup(lt_modelfile *f, const char *s, size_t n);
 /* A block that will hold `bytes` with no further allocation. */
