@@ -48,7 +48,8 @@ typedef struct walk {
     lt_err       *err;
     gguf_part    *part;
     bool          build, keep_keys; /* keep_keys: of the first part only */
-    uint64_t      need;             /* bytes the build will take, counted by the first walk */
+    uint64_t      need, left;       /* bytes the build will take, counted by the first walk; bytes of it left */
+    char         *bump;
     uint64_t      at_item, n_keys, n_tensors;
     char          what[64];
     char          name[KEY_NAME_MAX + 1];
@@ -62,11 +63,15 @@ static lt_status take(walk *w, uint64_t n, size_t elem, size_t align, void **out
 {
     uint64_t bytes;
     *out = NULL;
-    if (!lt__mul_u64(n, elem, &bytes) || !lt__add_u64(w->need, bytes, &w->need) || !lt__add_u64(w->need, align, &w->need))
+    if (!lt__mul_u64(n, elem, &bytes) || !lt__add_u64(bytes, align - 1, &bytes) || !lt__add_u64(w->need, bytes, &w->need))
         return FAIL(w, "%s: %s needs more bytes than can be counted", PATH(w), w->what);
     if (!w->build) return LT_OK;
-    *out = lt__mf_take(w->f, (size_t)bytes, align);
-    return *out ? LT_OK : lt__fail_oom(w->err, (size_t)bytes, "a model file's keys");
+    if (bytes > w->left) return lt__fail(w->err, LT_E_IO, "%s changed while it was read", PATH(w));
+    char *p = (char *)lt__round_up((uintptr_t)w->bump, align);
+    *out = p;
+    w->left -= bytes;
+    w->bump = p + n * elem;
+    return LT_OK;
 }
 
 /* ---- values ---- */
@@ -74,9 +79,21 @@ static lt_status take(walk *w, uint64_t n, size_t elem, size_t align, void **out
 static lt_status read_length(walk *w, uint64_t *n)
 {
     lt_status s = lt__reader_u64(&w->r, n, w->what, w->err);
-    if (s == LT_OK) s = lt__reader_need(&w->r, *n, w->what, w->err);
-    if (s == LT_OK && *n >= UINT32_MAX)
-        s = FAIL(w, "%s: %s is a string of %" PRIu64 " bytes; less than 4 GiB was expected", PATH(w), w->what, *n);
+    if (s != LT_OK || (*n <= lt__reader_left(&w->r) && *n < UINT32_MAX)) return s;
+    s = lt__reader_need(&w->r, *n, w->what, w->err);
+    return s != LT_OK ? s : FAIL(w, "%s: %s is a string of %" PRIu64 " bytes; less than 4 GiB was expected", PATH(w), w->what, *n);
+}
+
+static lt_status skip_strings(walk *w, uint64_t n, uint64_t *bytes)
+{
+    lt_status s = LT_OK;
+    uint64_t len;
+    *bytes = n; /* of the terminators */
+    for (uint64_t i = 0; i < n && s == LT_OK; i++) {
+        s = read_length(w, &len);
+        if (s == LT_OK) s = lt__reader_skip(&w->r, len, w->what, w->err);
+        if (s == LT_OK) *bytes += len; /* at most the file's size */
+    }
     return s;
 }
 
@@ -84,21 +101,22 @@ static lt_status walk_strings(walk *w, uint64_t n, bool keep, lt_key *k)
 {
     const char **text = NULL;
     uint32_t *lens = NULL;
+    uint64_t bytes;
+    void *p;
     lt_status s;
 
     if (keep && ((s = take(w, n, sizeof *text, sizeof *text, (void **)&text)) != LT_OK ||
                  (s = take(w, n, sizeof *lens, sizeof *lens, (void **)&lens)) != LT_OK))
         return s;
+    if (!keep || !w->build) {
+        s = skip_strings(w, n, &bytes);
+        return s == LT_OK && keep ? take(w, bytes, 1, 1, &p) : s;
+    }
     for (uint64_t i = 0; i < n; i++) {
         uint64_t len;
-        void *p;
-        if ((s = read_length(w, &len)) != LT_OK) return s;
-        if (keep && (s = take(w, len + 1, 1, 1, &p)) != LT_OK) return s;
-        if (!keep || !w->build) {
-            if ((s = lt__reader_skip(&w->r, len, w->what, w->err)) != LT_OK) return s;
-            continue;
-        }
-        if ((s = lt__reader_bytes(&w->r, p, (size_t)len, w->what, w->err)) != LT_OK) return s;
+        if ((s = read_length(w, &len)) != LT_OK || (s = take(w, len + 1, 1, 1, &p)) != LT_OK ||
+            (s = lt__reader_bytes(&w->r, p, (size_t)len, w->what, w->err)) != LT_OK)
+            return s;
         ((char *)p)[len] = 0;
         text[i] = p;
         lens[i] = (uint32_t)len;
@@ -108,26 +126,22 @@ static lt_status walk_strings(walk *w, uint64_t n, bool keep, lt_key *k)
     return LT_OK;
 }
 
-/* One number of the file's type as the widest of its kind. */
-static void widen(uint32_t type, const uint8_t *p, void *out)
-{
-    union { uint8_t u8; int8_t i8; uint16_t u16; int16_t i16; uint32_t u32; int32_t i32; uint64_t u64; float f32; } v = {.u64 = 0};
-    uint64_t u = 0;
-    int64_t i = 0;
-    double d = 0;
+#define WIDEN(from, to) \
+    for (size_t i = 0; i < n; i++) { from x; memcpy(&x, p + i * sizeof x, sizeof x); to y = (to)x; memcpy(out + 8 * i, &y, 8); } break
 
-    memcpy(&v, p, gguf_types[type].bytes);
+/* Numbers of the file's type as the widest of their kind. */
+static void widen(uint32_t type, const uint8_t *p, uint8_t *out, size_t n)
+{
     switch (type) {
-    case G_U8: u = v.u8; break;
-    case G_U16: u = v.u16; break;
-    case G_U32: u = v.u32; break;
-    case G_I8: i = v.i8; memcpy(out, &i, 8); return;
-    case G_I16: i = v.i16; memcpy(out, &i, 8); return;
-    case G_I32: i = v.i32; memcpy(out, &i, 8); return;
-    case G_F32: d = (double)v.f32; memcpy(out, &d, 8); return;
-    default: u = v.u64; break; /* u64, i64, f64: the bits as they are */
+    case G_U8: WIDEN(uint8_t, uint64_t);
+    case G_U16: WIDEN(uint16_t, uint64_t);
+    case G_U32: WIDEN(uint32_t, uint64_t);
+    case G_I8: WIDEN(int8_t, int64_t);
+    case G_I16: WIDEN(int16_t, int64_t);
+    case G_I32: WIDEN(int32_t, int64_t);
+    case G_F32: WIDEN(float, double);
+    default: memcpy(out, p, n * 8); /* u64, i64, f64 */
     }
-    memcpy(out, &u, 8);
 }
 
 static lt_status walk_numbers(walk *w, uint32_t type, uint64_t n, bool keep, lt_key *k)
@@ -144,13 +158,10 @@ static lt_status walk_numbers(walk *w, uint32_t type, uint64_t n, bool keep, lt_
     for (uint64_t done = 0; done < n;) {
         size_t m = (size_t)lt__min_u64(sizeof chunk / size, n - done);
         if ((s = lt__reader_bytes(&w->r, chunk, m * size, w->what, w->err)) != LT_OK) return s;
-        for (size_t i = 0; i < m; i++) {
-            if (type == G_BOOL && chunk[i] > 1)
-                return FAIL(w, "%s: %s is a bool of value %u; 0 or 1 was expected", PATH(w), w->what, chunk[i]);
-            if (!out) continue;
-            if (type == G_BOOL) out[done + i] = chunk[i];
-            else widen(type, chunk + i * size, out + 8 * (done + i));
-        }
+        for (size_t i = 0; i < m && type == G_BOOL; i++)
+            if (chunk[i] > 1) return FAIL(w, "%s: %s is a bool of value %u; 0 or 1 was expected", PATH(w), w->what, chunk[i]);
+        if (out && type == G_BOOL) memcpy(out + done, chunk, m);
+        else if (out) widen(type, chunk, out + 8 * done, m);
         done += m;
     }
     k->v.u = (const uint64_t *)(const void *)out;
@@ -215,7 +226,7 @@ static lt_status obey_key(walk *w, uint32_t type)
     uint64_t at = w->r.at;
     if ((s = lt__reader_bytes(&w->r, raw, gguf_types[type].bytes, w->what, w->err)) != LT_OK) return s;
     w->r.at = at;
-    widen(type, raw, &v);
+    widen(type, raw, (uint8_t *)&v, 1);
     if (is_int && (int64_t)v < 0) return FAIL(w, "%s: %s is %" PRId64 "; it cannot be negative", PATH(w), names[i], (int64_t)v);
     *dst[i] = v;
     if (i == 0 && (v < ALIGN_MIN || v > ALIGN_MAX || (v & (v - 1))))
@@ -409,6 +420,13 @@ static lt_status walk_file(walk *w, bool build)
     return LT_OK;
 }
 
+static lt_status reserve(walk *w)
+{
+    w->left = w->need;
+    w->bump = w->need < SIZE_MAX ? lt__mf_take(w->f, (size_t)w->need, 1) : NULL;
+    return w->bump ? LT_OK : lt__fail_oom(w->err, (size_t)w->need, "a model file's keys");
+}
+
 static lt_status open_part(lt_modelfile *f, const char *path, gguf_part *part, lt_err *err)
 {
     lt_status s;
@@ -422,7 +440,7 @@ static lt_status open_part(lt_modelfile *f, const char *path, gguf_part *part, l
     s = lt__reader_open(f->ctx, path, &w->r, err);
     if (s == LT_OK) s = lt__mf_add_part(f, path, w->r.size, &part->file, err);
     if (s == LT_OK) s = walk_file(w, false);
-    if (s == LT_OK) s = lt__mf_reserve(f, w->need, err);
+    if (s == LT_OK) s = reserve(w);
     if (s == LT_OK) s = walk_file(w, true);
     if (s == LT_OK) s = place_tensors(w);
     lt__reader_close(&w->r);

@@ -41,12 +41,6 @@ void *lt__mf_take(lt_modelfile *f, size_t bytes, size_t align)
     return (char *)b + at;
 }
 
-lt_status lt__mf_reserve(lt_modelfile *f, uint64_t bytes, lt_err *err)
-{
-    if (bytes > SIZE_MAX / 2 || !add_block(f, (size_t)bytes)) return lt__fail_oom(err, (size_t)bytes, "a model file's keys");
-    return LT_OK;
-}
-
 char *lt__mf_strndup(lt_modelfile *f, const char *s, size_t n)
 {
     char *p = n < SIZE_MAX ? lt__mf_take(f, n + 1, 1) : NULL;

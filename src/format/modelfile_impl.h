@@ -28,8 +28,6 @@ struct lt_modelfile {
 /* NULL when out of host memory. Not zeroed. */
 void *lt__mf_take(lt_modelfile *f, size_t bytes, size_t align);
 char *lt__mf_strndup(lt_modelfile *f, const char *s, size_t n);
-/* A block that will hold `bytes` with no further allocation. */
-LT_NODISCARD lt_status lt__mf_reserve(lt_modelfile *f, uint64_t bytes, lt_err *err);
 LT_NODISCARD lt_status lt__mf_add_part(lt_modelfile *f, const char *path, uint64_t bytes, uint32_t *out, lt_err *err);
 LT_NODISCARD lt_status lt__mf_add_tensor(lt_modelfile *f, const lt_tensor_info *t, lt_err *err);
 LT_NODISCARD lt_status lt__mf_add_key(lt_modelfile *f, const lt_key *k, lt_err *err);
