@@ -152,7 +152,7 @@ lt_status lt__graph_layout_io(lt_graph *g, uint32_t tokens, uint32_t rows, uint6
             continue;
         if (t->dim[0] == 0)
             return lt__fail(err, LT_E_INVALID, "layout: the length of '%s' was not set", t->name);
-        uint64_t size, end;
+        uint64_t size = 0, end;
         if ((s = size_of(t, tokens, rows, align, &size, err)) != LT_OK)
             return s;
         if (!lt__add_u64(at, size, &end))

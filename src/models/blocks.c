@@ -6,6 +6,7 @@
 #include <string.h>
 
 typedef struct text { char s[64]; } text;
+#define PART 40 /* of a name, its end included: the longest is post_attention_norm.weight */
 
 /* "blk.3.attn_q", or the name itself outside of the layers. */
 static text full_name(const lt__blocks *b, const char *name) {
@@ -18,7 +19,7 @@ static text full_name(const lt__blocks *b, const char *name) {
 }
 
 static lt_tid weight(lt__blocks *b, const char *name, const char *kind, bool required) {
-    char full[64];
+    char full[PART];
     snprintf(full, sizeof full, "%s.%s", name, kind);
     bool in_layer = b->g->layer >= 0 && (uint32_t)b->g->layer < b->m->hp.layers;
     uint32_t at = lt__model_find(b->m, in_layer ? b->g->layer : -1, full);
@@ -92,7 +93,7 @@ lt_tid lt__block_linear(lt__blocks *b, lt__act *x, const char *name) {
         return LT_NO_TENSOR;
     if (lt_dtype_get(b->g->tensors[w].dtype)->kind == LT_DTYPE_KIND_QUANT) {
         if (x->q8a == LT_NO_TENSOR) {
-            char q[64];
+            char q[PART];
             snprintf(q, sizeof q, "%s.q8a", x->name);
             x->q8a = lt__graph_node(b->g, full_name(b, q).s, LT_OP_QUANTIZE, NULL, &x->f32, 1);
         }
@@ -102,7 +103,7 @@ lt_tid lt__block_linear(lt__blocks *b, lt__act *x, const char *name) {
     lt_tid y = lt__graph_node(b->g, full_name(b, name).s, LT_OP_LINEAR, NULL, src, 2);
     lt_tid bias = weight(b, name, "bias", false);
     if (bias != LT_NO_TENSOR) {
-        char n[64];
+        char n[PART];
         lt_tid add[2] = {y, bias};
         snprintf(n, sizeof n, "%s.bias", name);
         lt__graph_inplace(b->g, full_name(b, n).s, LT_OP_ADD_ROW, NULL, add, 2);

@@ -1,10 +1,12 @@
 #include "base/mem.h"
-#include "lowtide/store.h"
 #include "models/arch.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #define PI 3.14159265358979323846
 
@@ -148,23 +150,36 @@ static source find_source(const struct lt_model *m, const char *tensor, const ch
     return src;
 }
 
+/* A few hundred bytes, once: not worth a store. */
+static lt_status read_span(lt_ctx *ctx, const char *path, uint64_t offset, char *dst, uint64_t bytes, lt_err *err) {
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return lt__fail_errno(err, errno, "%s: cannot be opened", path);
+    lt_status s = LT_OK;
+    for (uint64_t done = 0; done < bytes && s == LT_OK;) {
+        ssize_t n = lt__fault(ctx, LT_FAULT_READ) ? (errno = EIO, -1)
+                                                  : pread(fd, dst + done, bytes - done, (off_t)(offset + done));
+        if (n < 0 && errno != EINTR)
+            s = lt__fail_errno(err, errno, "%s: reading %llu bytes at %llu failed", path, (unsigned long long)bytes,
+                               (unsigned long long)offset);
+        if (n == 0)
+            s = lt__fail(err, LT_E_IO, "%s: ends before byte %llu", path, (unsigned long long)(offset + bytes));
+        if (n > 0)
+            done += (uint64_t)n;
+    }
+    close(fd);
+    return s;
+}
+
 static lt_status read_tensor(struct lt_model *m, const lt_weight *w, float *out, lt_err *err) {
     const lt_tensor_info *info = w->info;
-    lt_store *store = NULL;
-    uint32_t file;
     void *raw = lt__alloc(m->ctx, info->bytes);
     if (!raw)
         return lt__fail_oom(err, info->bytes, w->name);
-    lt_status s = lt_store_create(m->ctx, LT_STORE_PLAIN, 0, &store, err);
-    if (s != LT_OK)
-        goto done;
-    if ((s = lt_store_add_file(store, lt_modelfile_part_path(m->file, info->file), &file, err)) != LT_OK)
-        goto done;
-    if ((s = lt_store_read(store, file, info->offset, raw, info->bytes, err)) != LT_OK)
-        goto done;
-    lt_dtype_to_f32(info->dtype, raw, out, w->dim[0]);
-done:
-    lt_store_destroy(store);
+    lt_status s =
+        read_span(m->ctx, lt_modelfile_part_path(m->file, info->file), info->offset, raw, info->bytes, err);
+    if (s == LT_OK)
+        lt_dtype_to_f32(info->dtype, raw, out, w->dim[0]);
     lt__free(m->ctx, raw, info->bytes);
     return s;
 }
