@@ -158,6 +158,7 @@ lt_tid lt__graph_window(lt_graph *g, lt_tid of, uint64_t first_col, const int64_
                       (unsigned long long)end, src->name, (unsigned long long)have);
     lt_tensor t = *src;
     t.ndim = ndim + 1;
+    memset(t.dim + 1, 0, (LT_MAX_DIMS - 1) * sizeof *t.dim);
     memcpy(t.dim + 1, dim, ndim * sizeof *dim);
     /* A window of a window names the tensor that owns the bytes. */
     t.base = src->base == LT_NO_TENSOR ? of : src->base;
