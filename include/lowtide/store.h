@@ -8,7 +8,8 @@
  * Order      none; reads are independent.
  * Lifetime   files stay open until destroy. lt_store_map borrows until destroy.
  * Threads    any thread.
- * Errors     a short file, a vanished file and a failing disk are E_IO with name and offset.
+ * Errors     a short file, a file that changed its size and a failing disk are E_IO with name
+ *            and offset; a span outside of the file is E_INVALID.
  */
 #ifndef LT_STORE_H
 #define LT_STORE_H
@@ -27,6 +28,7 @@ typedef enum lt_store_mode {
     LT_STORE_PLAIN   /* pread */
 } lt_store_mode;
 
+/* cache_bytes: how much page cache AUTO counts on; 0: what this machine and container can spare now. */
 LT_API LT_NODISCARD lt_status
 lt_store_create(lt_ctx *ctx, lt_store_mode mode, uint64_t cache_bytes, lt_store **out, lt_err *err);
 LT_API void lt_store_destroy(lt_store *s);
@@ -40,7 +42,8 @@ LT_API lt_store_mode lt_store_mode_used(const lt_store *s);
  * then a direct read goes straight to dst; else through a bounce buffer. */
 LT_API LT_NODISCARD lt_status
 lt_store_read(lt_store *s, uint32_t file, uint64_t offset, void *dst, uint64_t bytes, lt_err *err);
-/* NULL when the mode does not map. */
+/* NULL when the mode does not map. Touching it is at the caller's risk: a file that someone
+ * truncates meanwhile is a SIGBUS there, where lt_store_read answers E_IO. */
 LT_API const void *lt_store_map(const lt_store *s, uint32_t file, uint64_t offset, uint64_t bytes);
 
 typedef struct lt_store_stats { uint64_t reads, bytes, direct_bytes, busy_ns; } lt_store_stats;
