@@ -14,7 +14,10 @@
  *
  * Order      alloc and free take the queue they happen on (NULL: the host, after a sync).
  *            A freed block is reused on the same queue at once, on another queue only
- *            after an event; callers never synchronise for the pool's sake.
+ *            after an event; callers never synchronise for the pool's sake. Events are
+ *            recorded only once a second queue has appeared.
+ * Queues     before a queue is destroyed while the pool lives on: lt_pool_forget_queue.
+ *            Blocks freed on it need nothing more.
  * Lifetime   borrows the device, which must outlive it. Blocks are freed before
  *            lt_pool_destroy; it logs the names and uses of those that were not.
  * Threads    any thread, any time; one internal lock, never held in a callback.
@@ -71,6 +74,7 @@ typedef struct lt_pool_stats {
     uint64_t limit, committed, peak_committed;
     uint64_t live, peak_live, free_bytes, largest_free, pending; /* pending: freed, event not yet passed */
     uint64_t allocs, frees, failures, bad_frees, pressure_calls, commits, decommits;
+    uint64_t waits; /* a queue was made to wait for another one's event */
     uint64_t live_by_use[LT_USE_COUNT], peak_by_use[LT_USE_COUNT];
 } lt_pool_stats;
 
@@ -80,12 +84,16 @@ lt_pool_create(lt_device *dev, const lt_pool_desc *desc, lt_pool **out, lt_err *
 LT_API void lt_pool_destroy(lt_pool *pool); /* NULL is fine */
 LT_API lt_device *lt_pool_device(const lt_pool *pool);
 
-/* align: power of two, 0 for the device's natural one. On failure *out is zero. */
+/* align: power of two, 0 for the device's natural one. On failure *out is zero; zero
+ * bytes succeed with the zero block. */
 LT_API LT_NODISCARD lt_status
 lt_pool_alloc(lt_pool *pool, uint64_t bytes, uint64_t align, lt_use use,
               lt_queue *queue, lt_block *out, lt_err *err);
 /* A zero block is fine. A stale or foreign block is refused, counted and logged. */
 LT_API void lt_pool_free(lt_pool *pool, lt_block block, lt_queue *queue);
+
+/* The pool will not touch `queue` any more. Waits for nothing. */
+LT_API void lt_pool_forget_queue(lt_pool *pool, lt_queue *queue);
 
 /* Gives unused chunks back until at most `keep` bytes stay committed. Returns what is. */
 LT_API uint64_t lt_pool_trim(lt_pool *pool, uint64_t keep);
