@@ -154,7 +154,7 @@ static void scale_block(lt_dtype t, uint8_t *b, double std, uint64_t *rng)
     case LT_DTYPE_IQ4_NL: put_f16(b, f / table_rms(lt__iq4_values)); break;
     case LT_DTYPE_IQ4_XS: put_f16(b, f / (RMS_SC6S * table_rms(lt__iq4_values))); break;
     case LT_DTYPE_MXFP4: /* the table is doubled, the scale halved */
-        b[0] = (uint8_t)(127 + (int)lrint(log2(2 * std / table_rms(lt__mxfp4_values))) - (int)(next_u64(rng) & 1));
+        b[0] = (uint8_t)(127 + (int)lrint(log2(2 * std / table_rms(lt__mxfp4_values)) + 0.34) - (int)(next_u64(rng) & 1));
         break;
     default: die("%s is no weight type", lt_dtype_get(t)->name);
     }
