@@ -44,6 +44,9 @@ typedef struct lt_device_info {
     bool     host_visible;     /* an lt_addr is also a host pointer */
     bool     virtual_clock;    /* durations are simulated, see sim */
     uint32_t compute_threads;  /* 0 when the notion does not apply */
+    char     isa[16];          /* "ref", "avx2", "avx512"; "" when the notion does not apply */
+    double   link_rate;        /* set host-to-device rate in bytes a second; 0: not a setting, measure it */
+    double   compute_rate;     /* likewise, on a virtual clock: bytes of weights a second */
 } lt_device_info;
 
 /* spec is "cpu[:key=value,...]", "sim[:...]"; a typo is an error that names the key.

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/host.h"
@@ -152,4 +153,18 @@ uint64_t lt__host_rss(void)
 {
     uint64_t kib = 0;
     return read_field("/proc/self/status", "VmRSS:", &kib) ? kib << 10 : 0;
+}
+
+bool lt__cache_folder(char *out, size_t bytes)
+{
+    const char *xdg = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    int n = xdg && *xdg     ? snprintf(out, bytes, "%s", xdg)
+            : home && *home ? snprintf(out, bytes, "%s/.cache", home)
+                            : -1;
+    if (n < 0 || (size_t)n + sizeof "/lowtide" > bytes)
+        return false;
+    mkdir(out, 0755);
+    memcpy(out + n, "/lowtide", sizeof "/lowtide");
+    mkdir(out, 0755);
+    return access(out, W_OK) == 0;
 }

@@ -14,6 +14,9 @@ void lt__host_limits_get(lt__host_limits *out); /* read anew each time: limits c
 uint64_t lt__host_rss_peak(void);               /* VmHWM of this process */
 uint64_t lt__host_rss(void);                    /* anonymous and file pages resident now */
 
+/* The user's cache folder for this program, made when absent; false when there is none to write to. */
+bool lt__cache_folder(char *out, size_t bytes);
+
 /* A file that appears under its name only when finished. */
 typedef struct lt__outfile lt__outfile;
 LT_NODISCARD lt_status lt__outfile_open(lt_ctx *ctx, const char *path, lt__outfile **out, lt_err *err);

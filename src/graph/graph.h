@@ -23,12 +23,13 @@ typedef enum lt_tensor_kind {
 /* What an input or a state is, so that the session knows what to write there. */
 typedef enum lt_role {
     LT_ROLE_NONE,
-    LT_ROLE_EMBD,      /* f32 [TOKENS, embd]: embedding rows, gathered on the host */
+    LT_ROLE_EMBD,      /* f32 [TOKENS, embd]: embedding rows, gathered on the host for every pass;
+                          the graph may use it as the residual and overwrite it */
     LT_ROLE_POS,       /* i32 [TOKENS] */
-    LT_ROLE_TABLE,     /* i32 [pages of group `group`] */
+    LT_ROLE_TABLE,     /* i32 [pages of group `group`]; dim[0] is 0 until the session sets it, before layout_io */
     LT_ROLE_ROPE,      /* f32 [TOKENS, rotated/2, 2] of rope set `group` */
     LT_ROLE_ROWS,      /* i32 [ROWS]: which tokens the head takes */
-    LT_ROLE_KV,        /* I8 [bytes] cache of group `group` */
+    LT_ROLE_KV,        /* I8 [bytes] cache of group `group`; dim[0] likewise */
     LT_ROLE_LOGITS     /* f32 [ROWS, vocab] */
 } lt_role;
 
@@ -77,11 +78,14 @@ void   lt__graph_deinit(lt_graph *g);
 lt_tid lt__graph_weight(lt_graph *g, const char *name, uint32_t weight, lt_dtype t, const uint64_t *dim, uint32_t ndim);
 lt_tid lt__graph_input(lt_graph *g, const char *name, lt_role role, uint32_t group, lt_dtype t, const int64_t *dim, uint32_t ndim);
 lt_tid lt__graph_state(lt_graph *g, const char *name, uint32_t group, lt_dtype t);
-/* A window along the last dimensions of each row: columns [first, first + n) viewed as [.., dims]. */
+/* A window along the last dimensions of each row: columns [first, first + n) viewed as [.., dims];
+ * dim[] leaves the first dimension out, n is its product. Not of block dtypes. */
 lt_tid lt__graph_window(lt_graph *g, lt_tid of, uint64_t first_col, const int64_t *dim, uint32_t ndim);
 lt_tid lt__graph_node(lt_graph *g, const char *name, lt_op op, const lt_op_params *p, const lt_tid *src, uint32_t n_src);
 /* Same, with dst = src[0] (ops that allow it in place). */
 lt_tid lt__graph_inplace(lt_graph *g, const char *name, lt_op op, const lt_op_params *p, const lt_tid *src, uint32_t n_src);
+/* Same, writing into a state (KV_STORE). */
+lt_tid lt__graph_into(lt_graph *g, const char *name, lt_op op, const lt_op_params *p, const lt_tid *src, uint32_t n_src, lt_tid dst);
 void   lt__graph_output(lt_graph *g, lt_tid t, lt_role role);
 LT_NODISCARD lt_status lt__graph_finish(lt_graph *g, lt_err *err);
 
@@ -92,6 +96,9 @@ lt__graph_layout(lt_graph *g, uint32_t tokens, uint32_t rows, uint64_t align, ui
 /* Io area (inputs and outputs) likewise, without reuse. */
 LT_NODISCARD lt_status
 lt__graph_layout_io(lt_graph *g, uint32_t tokens, uint32_t rows, uint64_t align, uint64_t *bytes, lt_err *err);
+/* UINT64_MAX on overflow. A window: from its first byte, rows at the base's stride. */
 uint64_t lt__tensor_bytes(const lt_tensor *t, uint32_t tokens, uint32_t rows);
+/* The view of a launch, given where the tensor (or window) starts. */
+void lt__tensor_view(const lt_tensor *t, lt_addr addr, uint32_t tokens, uint32_t rows, lt_view *out);
 
 #endif

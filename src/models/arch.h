@@ -15,12 +15,14 @@ typedef struct lt_rope_set {
     double   factor;         /* LINEAR: positions divided by it */
     double   magnitude;      /* cos and sin times this; 1 usually (phi3 long rope) */
     const float *factors;    /* FACTORS: inverse frequencies divided by these, rotated/2; owned by the model */
-    const float *factors_short; uint32_t original_context; /* phi3: short ones up to original_context */
+    const float *factors_short; uint32_t original_context; /* phi3: short ones up to original_context; YARN: trained length */
+    double   beta_fast, beta_slow; /* YARN: turns within original_context that bound the ramp */
 } lt_rope_set;
 
 typedef struct lt_hparams {
     uint32_t layers, embd, ff, heads, kv_heads, head_dim, vocab, context;
-    uint32_t window, window_every; /* gemma3: every window_every-th layer is global, the others see `window`; 0: all global */
+    uint32_t window;       /* keys a windowed layer sees, itself included; 0: every layer is global */
+    uint32_t window_every; /* with a window: layer l is global when l % window_every == window_every - 1; 0: none is */
     float    norm_eps, embd_scale, attn_scale;
     lt_rope_style rope_style;
     lt_rope_set   rope[2];
@@ -38,7 +40,8 @@ typedef struct lt_weight {
     bool     on_host;           /* never on the device: the embedding rows (also when tied: then it is listed twice) */
 } lt_weight;
 
-/* KV of the layers that share one page table. Group 0: full context; group 1: windowed. */
+/* KV of the layers that share one page table. One group where all layers see the same window
+ * (0: full context); else group 0 is the global layers and group 1 the windowed ones. */
 typedef struct lt_kv_group { uint32_t layers, window; uint64_t page_bytes; } lt_kv_group;
 
 typedef struct lt_arch lt_arch;
@@ -47,24 +50,34 @@ struct lt_model {
     lt_modelfile  *file;
     const lt_arch *arch;
     lt_hparams     hp;
-    lt_weight     *weights; size_t n_weights;
+    lt_weight     *weights; size_t n_weights, cap_weights;
+    uint32_t      *slots;       /* [n_tensors of arch][layers]: index into weights, UINT32_MAX where absent */
     uint32_t       embd_weight; /* index of the host embedding matrix */
+    float         *factors;     /* of the rope sets */
+    size_t         n_factors;
     lt_model_info  info;
 };
 
 typedef struct lt_kv_desc { lt_dtype dtype; } lt_kv_desc;
 
-/* Builds the graph of one pass: embedding input to logits, for T tokens and R rows.
- * Fills groups[2]; layer l's cache layout is in its ATTENTION and KV_STORE params. */
+/* Builds the graph of one pass: embedding input to logits, for T tokens and R rows. Layer l's
+ * cache layout is in its ATTENTION and KV_STORE params. */
 typedef void lt_build_fn(const struct lt_model *m, const lt_kv_desc *kv, lt_graph *g);
 
+/* Key without "{arch}."; type 'u' uint32_t, 'f' float, 'd' double. An array is one value when all
+ * its elements are equal. */
 typedef struct lt_hparam_row { const char *key; size_t offset; char type; bool required; double dflt, min, max; } lt_hparam_row;
 typedef struct lt_tensor_row {
     const char *name;    /* "blk.%u.attn_q.weight" once a layer, or without %u once */
     const char *rows, *cols; /* expressions over hyperparameters: "heads*head_dim"; cols NULL: a vector */
     unsigned    flags;   /* LT_ROW_* */
 } lt_tensor_row;
-enum { LT_ROW_OPTIONAL = 1, LT_ROW_F32 = 2 /* kept and used in f32 */, LT_ROW_HOST = 4, LT_ROW_TIED = 8 /* falls back to token_embd */ };
+enum {
+    LT_ROW_OPTIONAL = 1,
+    LT_ROW_F32 = 2,  /* kept and used in f32: norms, biases */
+    LT_ROW_HOST = 4, /* read by the host only */
+    LT_ROW_TIED = 8  /* where absent, the bytes of token_embd.weight; the entry keeps the row's name */
+};
 
 struct lt_arch {
     const char *name, *text;
@@ -75,9 +88,30 @@ struct lt_arch {
 };
 extern const lt_arch lt__arch_llama, lt__arch_qwen2, lt__arch_qwen3, lt__arch_gemma3, lt__arch_phi3;
 
-/* The graph, its KV groups, and rope angles: cos and sin of n positions, [n, rotated/2, 2]. */
+/* The graph, its KV groups. Initialises g; on failure g is empty again. The caller deinits it. */
 LT_NODISCARD lt_status lt__model_build(const struct lt_model *m, const lt_kv_desc *kv, lt_graph *g, lt_kv_group groups[2], uint32_t *n_groups, lt_err *err);
-/* context: the session's, which chooses between long and short factors. */
+/* Rope angles of set `set`: cos and sin of n positions, out[n, rotated/2, 2]. context: the
+ * session's, which chooses between long and short factors. */
 void lt__model_rope(const struct lt_model *m, uint32_t set, uint32_t context, const int32_t *pos, uint32_t n, float *out);
-/* Embedding rows as f32, dequantised by lt_dtype_to_f32, times nothing. Reads through `read`. */
+
+/* Between the files of models/. */
+
+bool lt__layer_global(const lt_hparams *hp, uint32_t layer);
+/* KV groups and, per kind of layer, its group. E_UNSUPPORTED when head_dim does not divide into blocks of kv. */
+LT_NODISCARD lt_status lt__model_groups(const struct lt_model *m, const lt_kv_desc *kv, lt_kv_group groups[2], uint32_t *n_groups, lt_err *err);
+/* Index of a tensor of a layer ("attn_q.weight") or of the model ("output.weight", layer -1); UINT32_MAX: absent. */
+uint32_t lt__model_find(const struct lt_model *m, int32_t layer, const char *name);
+/* "heads*head_dim+2*kv_heads*head_dim": + of * and / of names and integers. False on a name it does
+ * not know, an overflow, a division with a rest. */
+bool lt__rows_eval(const lt_hparams *hp, const char *expr, uint64_t *out);
+LT_NODISCARD lt_status lt__rows_hparams(struct lt_model *m, lt_err *err);
+/* A key "{arch}.<key>" outside of the rows; *out keeps its value when the key is absent. */
+LT_NODISCARD lt_status lt__rows_u32(const struct lt_model *m, const char *key, uint32_t min, uint32_t max, uint32_t *out, lt_err *err);
+LT_NODISCARD lt_status lt__rows_f64(const struct lt_model *m, const char *key, double min, double max, double *out, lt_err *err);
+/* head_dim, rotated, attention scale, one rope set from the rope.* keys: what every architecture starts from. */
+LT_NODISCARD lt_status lt__derive_common(struct lt_model *m, lt_rope_style style, lt_err *err);
+/* Reads factors from rows rope_freqs, rope_factors_long and _short, or from lowtide.rope.* keys. */
+LT_NODISCARD lt_status lt__rope_load(struct lt_model *m, lt_err *err);
+const char *lt__model_path(const struct lt_model *m); /* of the first part, for errors */
+
 #endif

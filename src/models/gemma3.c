@@ -1,0 +1,71 @@
+#include "base/mem.h"
+#include "models/blocks.h"
+#include "models/rows.h"
+
+#include <math.h>
+#include <string.h>
+
+/* docs/models/gemma3.md */
+
+#define GEMMA3_PATTERN 6 /* five windowed layers, then a global one */
+
+static const lt_hparam_row hparams[] = {
+    LT__HPARAMS_COMMON,
+    {"rope.freq_base", LT__HP(rope[0].base), 'd', false, 1e6, 1, 1e12},
+    {"rope.local.freq_base", LT__HP(rope[1].base), 'd', false, 10000, 1, 1e12},
+    {"attention.sliding_window", LT__HP(window), 'u', false, 0, 0, 1 << 30},
+};
+
+static const lt_tensor_row tensors[] = {
+    LT__ROWS_ENDS,
+    LT__ROWS_ATTENTION,
+    {"blk.%u.attn_q_norm.weight", "head_dim", NULL, LT_ROW_F32},
+    {"blk.%u.attn_k_norm.weight", "head_dim", NULL, LT_ROW_F32},
+    {"blk.%u.post_attention_norm.weight", "embd", NULL, LT_ROW_F32},
+    LT__ROWS_FFN,
+    {"blk.%u.post_ffw_norm.weight", "embd", NULL, LT_ROW_F32},
+};
+
+static lt_status derive(struct lt_model *m, lt_err *err) {
+    lt_hparams *hp = &m->hp;
+    lt_status s = lt__derive_common(m, LT_ROPE_HALVES, err);
+    if (s != LT_OK)
+        return s;
+    hp->embd_scale = (float)sqrt((double)hp->embd);
+    /* Files do not say the query scale; of all sizes only the 27B (62 layers) has another than 1/sqrt(head_dim). */
+    double scale = 1 / sqrt(hp->layers == 62 ? (double)hp->embd / hp->heads : (double)hp->head_dim);
+    if ((s = lt__rows_f64(m, "attention.scale", 1e-6, 1e6, &scale, err)) != LT_OK)
+        return s;
+    hp->attn_scale = (float)scale;
+    if (hp->window) {
+        hp->window_every = GEMMA3_PATTERN;
+        double base = hp->rope[1].base;
+        if ((s = lt__rows_f64(m, "rope.freq_base_swa", 1, 1e12, &base, err)) != LT_OK)
+            return s;
+        hp->rope[1] = (lt_rope_set){.base = base, .rotated = hp->rope[0].rotated, .factor = 1, .magnitude = 1};
+        hp->rope_sets = 2;
+    }
+    return LT_OK;
+}
+
+static void build(const struct lt_model *m, const lt_kv_desc *kv, lt_graph *g) {
+    lt__blocks b;
+    lt__blocks_begin(&b, m, kv, g);
+    lt_op_params scale = {.SCALE = {m->hp.embd_scale}};
+    lt__graph_inplace(g, "embd_scale", LT_OP_SCALE, &scale, &b.h, 1);
+    for (uint32_t l = 0; l < m->hp.layers; l++) {
+        lt__block_layer(&b, l);
+        lt_tid y = lt__block_self_attention(&b);
+        lt__block_norm_inplace(&b, y, "post_attention_norm");
+        lt__block_add(&b, "attn_residual", y);
+        y = lt__block_ffn(&b, LT_OP_GELU_MUL);
+        lt__block_norm_inplace(&b, y, "post_ffw_norm");
+        lt__block_add(&b, "ffn_residual", y);
+    }
+    lt__blocks_head(&b);
+}
+
+const lt_arch lt__arch_gemma3 = {
+    "gemma3", "Gemma 3, text",
+    hparams, LT__COUNT(hparams), tensors, LT__COUNT(tensors), derive, build,
+};
