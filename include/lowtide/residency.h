@@ -73,7 +73,8 @@ typedef struct lt_item_desc {
 #define LT_NEXT_USE_NEVER UINT64_MAX
 typedef struct lt_item_view {
     lt_item  item;
-    uint64_t bytes, last_use, next_use, uses, load_cost_ns; /* uses of time: lease counts */
+    uint64_t bytes, last_use, next_use, uses, load_cost_ns; /* uses of time: lease counts, absolute like `now` */
+    uint64_t loaded; /* lease count when it was last loaded */
     int32_t  priority;
 } lt_item_view;
 typedef double lt_policy_fn(void *user, const lt_item_view *view, uint64_t now);
