@@ -4,11 +4,13 @@
 
 static const char *const isa_names[LT_CPU_ISA_COUNT] = {"ref", "avx2", "avx512"};
 
-const char *lt__cpu_isa_name(lt_cpu_isa isa) {
+const char *lt__cpu_isa_name(lt_cpu_isa isa)
+{
     return (unsigned)isa < LT_CPU_ISA_COUNT ? isa_names[isa] : "?";
 }
 
-bool lt__cpu_isa_from_name(const char *name, lt_cpu_isa *out) {
+bool lt__cpu_isa_from_name(const char *name, lt_cpu_isa *out)
+{
     for (unsigned i = 0; i < LT_CPU_ISA_COUNT; i++)
         if (!strcmp(name, isa_names[i])) {
             *out = (lt_cpu_isa)i;
@@ -18,7 +20,8 @@ bool lt__cpu_isa_from_name(const char *name, lt_cpu_isa *out) {
 }
 
 /* Each set names exactly what CMakeLists.txt lets the compiler use in its files. */
-bool lt__cpu_isa_supported(lt_cpu_isa isa) {
+bool lt__cpu_isa_supported(lt_cpu_isa isa)
+{
     __builtin_cpu_init();
     bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
     switch (isa) {
@@ -36,14 +39,16 @@ bool lt__cpu_isa_supported(lt_cpu_isa isa) {
     return false;
 }
 
-lt_cpu_isa lt__cpu_isa_best(void) {
+lt_cpu_isa lt__cpu_isa_best(void)
+{
     for (int i = LT_CPU_ISA_COUNT - 1; i > LT_CPU_ISA_REF; i--)
         if (lt__cpu_isa_supported((lt_cpu_isa)i))
             return (lt_cpu_isa)i;
     return LT_CPU_ISA_REF;
 }
 
-const lt_cpu_row *lt__cpu_rows(lt_cpu_isa isa, size_t *n) {
+const lt_cpu_row *lt__cpu_rows(lt_cpu_isa isa, size_t *n)
+{
     switch (isa) {
     case LT_CPU_ISA_REF:
         *n = lt__cpu_rows_ref_n;
@@ -61,7 +66,8 @@ const lt_cpu_row *lt__cpu_rows(lt_cpu_isa isa, size_t *n) {
     return NULL;
 }
 
-const lt_cpu_row *lt__cpu_find(lt_cpu_isa isa, const lt_op_args *args) {
+const lt_cpu_row *lt__cpu_find(lt_cpu_isa isa, const lt_op_args *args)
+{
     for (int i = isa; i >= LT_CPU_ISA_REF; i--) {
         size_t n;
         const lt_cpu_row *rows = lt__cpu_rows((lt_cpu_isa)i, &n);

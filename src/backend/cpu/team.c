@@ -38,7 +38,8 @@ struct lt_team {
     } member[];
 };
 
-static void *member_main(void *p) {
+static void *member_main(void *p)
+{
     struct member *m = p;
     lt_team *t = m->team;
     uint32_t seen = 0;
@@ -53,7 +54,8 @@ static void *member_main(void *p) {
     }
 }
 
-static void start_run(lt_team *t, lt_team_fn *fn, void *arg) {
+static void start_run(lt_team *t, lt_team_fn *fn, void *arg)
+{
     t->fn = fn;
     t->arg = arg;
     atomic_store_explicit(&t->next, 0, memory_order_relaxed);
@@ -62,7 +64,8 @@ static void start_run(lt_team *t, lt_team_fn *fn, void *arg) {
     lt__wake_sleepers(&t->run, &t->run_sleepers);
 }
 
-lt_status lt__team_create(lt_ctx *ctx, uint32_t threads, lt_team **out, lt_err *err) {
+lt_status lt__team_create(lt_ctx *ctx, uint32_t threads, lt_team **out, lt_err *err)
+{
     if (threads < 1 || threads > LT_TEAM_MAX)
         return lt__fail(err, LT_E_INVALID, "a team of %u threads; expected 1 to %u", threads, LT_TEAM_MAX);
     size_t bytes = sizeof(lt_team) + threads * sizeof(struct member) + LINE;
@@ -93,7 +96,8 @@ lt_status lt__team_create(lt_ctx *ctx, uint32_t threads, lt_team **out, lt_err *
     return LT_OK;
 }
 
-void lt__team_destroy(lt_team *t) {
+void lt__team_destroy(lt_team *t)
+{
     if (!t)
         return;
     start_run(t, NULL, NULL);
@@ -102,11 +106,13 @@ void lt__team_destroy(lt_team *t) {
     lt__free(t->ctx, t->block, t->block_bytes);
 }
 
-uint32_t lt__team_threads(const lt_team *t) {
+uint32_t lt__team_threads(const lt_team *t)
+{
     return t->threads;
 }
 
-void lt__team_run(lt_team *t, lt_team_fn *fn, void *arg) {
+void lt__team_run(lt_team *t, lt_team_fn *fn, void *arg)
+{
     if (t->threads == 1) {
         atomic_store_explicit(&t->next, 0, memory_order_relaxed);
         fn(arg, 0, 1);
@@ -118,7 +124,8 @@ void lt__team_run(lt_team *t, lt_team_fn *fn, void *arg) {
         lt__wait_change(&t->busy, busy, &t->busy_sleepers, t->spin_ns);
 }
 
-void lt__team_barrier(lt_team *t, uint32_t rank) {
+void lt__team_barrier(lt_team *t, uint32_t rank)
+{
     (void)rank;
     if (t->threads == 1)
         return;
@@ -132,10 +139,12 @@ void lt__team_barrier(lt_team *t, uint32_t rank) {
     }
 }
 
-uint64_t lt__team_next(lt_team *t, uint64_t step) {
+uint64_t lt__team_next(lt_team *t, uint64_t step)
+{
     return atomic_fetch_add_explicit(&t->next, step, memory_order_relaxed);
 }
 
-void lt__team_rewind(lt_team *t) {
+void lt__team_rewind(lt_team *t)
+{
     atomic_store_explicit(&t->next, 0, memory_order_relaxed);
 }

@@ -5,7 +5,8 @@
 /* Reading the clock costs about 25 ns; a pause 10 to 40. */
 #define PAUSES_PER_LOOK 16
 
-uint32_t lt__wait_change(_Atomic uint32_t *word, uint32_t seen, _Atomic uint32_t *sleepers, uint64_t spin_ns) {
+uint32_t lt__wait_change(_Atomic uint32_t *word, uint32_t seen, _Atomic uint32_t *sleepers, uint64_t spin_ns)
+{
     uint32_t v = atomic_load_explicit(word, memory_order_acquire);
     if (v != seen)
         return v;
@@ -26,7 +27,8 @@ uint32_t lt__wait_change(_Atomic uint32_t *word, uint32_t seen, _Atomic uint32_t
     return v;
 }
 
-lt_status lt__thread_start(pthread_t *out, const char *name, void *(*fn)(void *), void *arg, lt_err *err) {
+lt_status lt__thread_start(pthread_t *out, const char *name, void *(*fn)(void *), void *arg, lt_err *err)
+{
     sigset_t all, old;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old);

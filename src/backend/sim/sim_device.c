@@ -1,0 +1,273 @@
+/* A card of any size, made of host memory that only copies can reach.
+ *
+ * Its addresses are host pointers moved to where no pointer is valid, so code that forgets a copy
+ * crashes at the spot; ranges are checked at each copy and launch; what is committed is filled
+ * with 0xFF, NaN as f32 and f16, so that reading what nobody wrote shows. */
+#include "backend/cpu/hostdev.h"
+#include "base/host.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+/* Outside both halves of the canonical address space, with 4 and with 5 page table levels; a
+ * multiple of every alignment one could ask for. */
+#define SIM_BIAS ((uint64_t)0x5100000000000000)
+#define SIM_DEFAULT_VRAM ((uint64_t)4 << 30)
+
+typedef struct sim_device {
+    lt_hostdev host; /* first */
+    uint64_t   vram_bytes, fixed_bytes;
+} sim_device;
+
+static sim_device *sim_of(const lt_device *dev)
+{
+    return (sim_device *)dev;
+}
+
+static uint8_t *pointer_of(lt_addr a)
+{
+    return (uint8_t *)(uintptr_t)(a - SIM_BIAS);
+}
+
+static void sim_close(lt_device *dev)
+{
+    sim_device *m = sim_of(dev);
+    lt_ctx *ctx = dev->ctx;
+    lt__hostdev_deinit(&m->host);
+    lt__free(ctx, m, sizeof *m);
+}
+
+static void sim_get_info(const lt_device *dev, lt_device_info *out)
+{
+    const sim_device *m = sim_of(dev);
+    uint64_t committed, peak;
+    char size[24];
+    memset(out, 0, sizeof *out);
+    lt__hostmem_usage((lt_hostmem *)&m->host.mem, &committed, &peak);
+    snprintf(out->name, sizeof out->name, "sim: %s, %u threads, %s%s", lt__format_bytes(m->vram_bytes, size, sizeof size),
+             m->host.threads, lt__cpu_isa_name(m->host.isa), m->host.clock.virt ? ", virtual clock" : "");
+    snprintf(out->kind, sizeof out->kind, "sim");
+    out->total_bytes = m->vram_bytes;
+    out->fixed_bytes = m->fixed_bytes;
+    out->free_bytes = m->vram_bytes - m->fixed_bytes - committed;
+    out->commit_bytes = LT_HOSTMEM_GRANULE;
+    out->align_bytes = 256; /* as cards have it */
+    out->virtual_clock = m->host.clock.virt;
+    out->compute_threads = m->host.threads;
+}
+
+static void sim_get_stats(const lt_device *dev, lt_device_stats *out)
+{
+    lt__hostdev_stats(&sim_of(dev)->host, out);
+}
+
+static lt_status sim_reserve(lt_device *dev, uint64_t bytes, lt_addr *out, lt_err *err)
+{
+    uint8_t *p = NULL;
+    lt_status s = lt__hostmem_reserve(&sim_of(dev)->host.mem, bytes, &p, err);
+    if (s == LT_OK)
+        *out = (lt_addr)(uintptr_t)p + SIM_BIAS;
+    return s;
+}
+
+static void sim_unreserve(lt_device *dev, lt_addr base, uint64_t bytes)
+{
+    lt__hostmem_unreserve(&sim_of(dev)->host.mem, pointer_of(base), bytes);
+}
+
+static lt_status sim_commit(lt_device *dev, lt_addr base, uint64_t bytes, lt_err *err)
+{
+    sim_device *m = sim_of(dev);
+    uint64_t limit = m->vram_bytes - m->fixed_bytes;
+    if (lt__hostdev_fault(&m->host, LT_FAULT_COMMIT))
+        return lt__fail(err, LT_E_DEVICE_OOM, "sim: commit of %" PRIu64 " bytes failed: fault injected", bytes);
+    /* The fill below touches every page: better refused here than killed there. */
+    lt__host_limits l;
+    lt__host_limits_get(&l);
+    if (m->host.mem.poisoned && bytes <= limit && bytes > l.available_bytes)
+        return lt__fail(err, LT_E_HOST_OOM,
+                        "sim: commit of %" PRIu64 " bytes of simulated memory, but the host has only %" PRIu64 " available",
+                        bytes, l.available_bytes);
+    return lt__hostmem_commit(&m->host.mem, pointer_of(base), bytes, limit, err);
+}
+
+static void sim_decommit(lt_device *dev, lt_addr base, uint64_t bytes)
+{
+    lt__hostmem_decommit(&sim_of(dev)->host.mem, pointer_of(base), bytes);
+}
+
+/* Really locked, so that RLIMIT_MEMLOCK refuses here as it does with a card. */
+static lt_status sim_pin(lt_device *dev, void *ptr, size_t bytes, lt_err *err)
+{
+    sim_device *m = sim_of(dev);
+    if (lt__hostdev_fault(&m->host, LT_FAULT_PIN))
+        return lt__fail(err, LT_E_HOST_OOM, "sim: pinning %zu bytes failed: fault injected", bytes);
+    if (mlock(ptr, bytes)) {
+        int e = errno;
+        lt__host_limits l;
+        lt__host_limits_get(&l);
+        return lt__fail_native(err, LT_E_HOST_OOM, e,
+                               "sim: the system refuses to pin %zu bytes (RLIMIT_MEMLOCK is %" PRIu64 ")", bytes,
+                               l.memlock_bytes);
+    }
+    return LT_OK;
+}
+
+static void sim_unpin(lt_device *dev, void *ptr, size_t bytes)
+{
+    (void)dev;
+    munlock(ptr, bytes);
+}
+
+static const lt_device_vt sim_vt = {
+    .close = sim_close,
+    .get_info = sim_get_info,
+    .get_stats = sim_get_stats,
+    .reserve = sim_reserve,
+    .unreserve = sim_unreserve,
+    .commit = sim_commit,
+    .decommit = sim_decommit,
+    .pin = sim_pin,
+    .unpin = sim_unpin,
+    LT_HOSTDEV_VT_ROWS,
+};
+
+typedef struct sim_options {
+    uint32_t   threads;
+    lt_cpu_isa isa;
+    uint64_t   vram, fixed, h2d, d2h, compute, latency_ns;
+    uint64_t   fail[LT_FAULT_COUNT];
+    bool       virt, poison;
+} sim_options;
+
+static bool parse_time(const char *s, uint64_t *ns)
+{
+    static const struct {
+        const char *unit;
+        double      ns;
+    } units[] = {{"ns", 1}, {"us", 1e3}, {"ms", 1e6}, {"s", 1e9}};
+    if (*s < '0' || *s > '9')
+        return false;
+    char *end;
+    double v = strtod(s, &end);
+    if (v == 0 && !*end) {
+        *ns = 0;
+        return true;
+    }
+    for (size_t i = 0; i < sizeof units / sizeof *units; i++)
+        if (!strcmp(end, units[i].unit) && v * units[i].ns < 1e18) {
+            *ns = (uint64_t)(v * units[i].ns);
+            return true;
+        }
+    return false;
+}
+
+static lt_status parse_fail(const char *value, uint64_t *fail, lt_err *err)
+{
+    static const struct {
+        const char    *name;
+        lt_fault_point point;
+    } points[] = {{"commit", LT_FAULT_COMMIT}, {"copy", LT_FAULT_COPY}, {"launch", LT_FAULT_LAUNCH}, {"pin", LT_FAULT_PIN}};
+    const char *colon = strchr(value, ':');
+    for (size_t i = 0; colon && i < sizeof points / sizeof *points; i++) {
+        size_t len = strlen(points[i].name);
+        if ((size_t)(colon - value) != len || strncmp(value, points[i].name, len))
+            continue;
+        char *end;
+        errno = 0;
+        unsigned long long n = strtoull(colon + 1, &end, 10);
+        if (colon[1] < '0' || colon[1] > '9' || *end || errno || n < 1)
+            return lt__fail(err, LT_E_INVALID, "fail=%s: the count behind ':' starts at 1", value);
+        fail[points[i].point] = n;
+        return LT_OK;
+    }
+    return lt__fail(err, LT_E_INVALID, "fail=%s: expected commit:N, copy:N, launch:N or pin:N", value);
+}
+
+static lt_status sim_option(void *user, const char *key, const char *value, lt_err *err)
+{
+    sim_options *o = user;
+    const struct {
+        const char *key;
+        uint64_t   *out;
+        bool        zero;
+    } sizes[] = {{"vram", &o->vram, false}, {"fixed", &o->fixed, true},      {"h2d", &o->h2d, false},
+                 {"d2h", &o->d2h, false},   {"compute", &o->compute, false}};
+    lt_status s = lt__hostdev_option(key, value, &o->threads, &o->isa, err);
+    if (s != LT_E_NOT_FOUND)
+        return s;
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        if (!strcmp(key, sizes[i].key)) {
+            if (!lt__parse_bytes(value, sizes[i].out) || (!*sizes[i].out && !sizes[i].zero))
+                return lt__fail(err, LT_E_INVALID, "%s=%s: expected %s such as 4G", key, value,
+                                i < 2 ? "a size" : "bytes a second");
+            return LT_OK;
+        }
+    if (!strcmp(key, "latency")) {
+        if (!parse_time(value, &o->latency_ns))
+            return lt__fail(err, LT_E_INVALID, "latency=%s: expected a time such as 10us", value);
+        return LT_OK;
+    }
+    if (!strcmp(key, "clock")) {
+        o->virt = !strcmp(value, "virtual");
+        if (!o->virt && strcmp(value, "real"))
+            return lt__fail(err, LT_E_INVALID, "clock=%s: expected real or virtual", value);
+        return LT_OK;
+    }
+    if (!strcmp(key, "poison")) {
+        o->poison = !strcmp(value, "on");
+        if (!o->poison && strcmp(value, "off"))
+            return lt__fail(err, LT_E_INVALID, "poison=%s: expected on or off", value);
+        return LT_OK;
+    }
+    if (!strcmp(key, "fail"))
+        return parse_fail(value, o->fail, err);
+    return lt__fail(err, LT_E_INVALID,
+                    "sim has no option '%s'; it has vram, fixed, h2d, d2h, latency, clock, compute, threads, isa, "
+                    "poison, fail",
+                    key);
+}
+
+static lt_status sim_open(lt_ctx *ctx, const char *opts, lt_device **out, lt_err *err)
+{
+    lt__host_limits l;
+    lt__host_limits_get(&l);
+    sim_options o = {.threads = l.cores, .isa = lt__cpu_isa_best(), .vram = SIM_DEFAULT_VRAM, .poison = true};
+    lt_status s = lt__spec_parse(opts, sim_option, &o, err);
+    if (s != LT_OK)
+        return s;
+    if (o.fixed > o.vram)
+        return lt__fail(err, LT_E_INVALID, "sim: fixed=%" PRIu64 " is more than vram=%" PRIu64, o.fixed, o.vram);
+    if (o.compute && !o.virt)
+        return lt__fail(err, LT_E_INVALID, "sim: compute=%" PRIu64 " needs clock=virtual; real compute takes what it takes",
+                        o.compute);
+    sim_device *m = lt__zalloc(ctx, sizeof *m);
+    if (!m)
+        return lt__fail_oom(err, sizeof *m, "sim device");
+    lt__hostdev_init(&m->host, &sim_vt, ctx, "sim", o.isa, o.threads);
+    m->host.bias = SIM_BIAS;
+    m->host.apart = true;
+    m->host.mem.poisoned = o.poison;
+    m->host.mem.poison = 0xFF;
+    m->host.clock.virt = o.virt;
+    m->host.clock.rate[LT_COPY_H2D] = o.h2d;
+    m->host.clock.rate[LT_COPY_D2H] = o.d2h;
+    m->host.clock.latency_ns = o.latency_ns;
+    m->host.clock.compute_rate = o.compute;
+    for (int i = 0; i < LT_FAULT_COUNT; i++)
+        m->host.fail_in[i] = o.fail[i];
+    m->vram_bytes = o.vram;
+    m->fixed_bytes = o.fixed;
+    *out = &m->host.base;
+    return LT_OK;
+}
+
+const lt_backend lt__backend_sim = {
+    .name = "sim",
+    .help = "sim[:vram=SIZE,h2d=RATE,d2h=RATE,latency=TIME,clock=real|virtual,...]  a card made of host memory",
+    .open = sim_open,
+};
