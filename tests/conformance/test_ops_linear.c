@@ -1,0 +1,368 @@
+/* QUANTIZE and LINEAR on every device: dtype by dtype, shape by shape. */
+#include "rig.h"
+
+#define BOUND_EXACT 1e-12   /* of f32 sums: relative error 1e-6 */
+#define BOUND_PRODUCT 5e-4  /* of a quantised weight times f32 activations, quantisation included */
+
+static bool is_quant(lt_dtype t) { return lt_dtype_get(t)->kind == LT_DTYPE_KIND_QUANT; }
+
+static bool is_weight(lt_dtype t) { return is_quant(t) || lt_dtype_get(t)->kind == LT_DTYPE_KIND_FLOAT; }
+
+/* Offsets of the f16 fields of a block; -1 ends. */
+static const int *f16_fields(lt_dtype t)
+{
+    static const int at0[] = {0, -1}, at0_2[] = {0, 2, -1}, q2k[] = {80, 82, -1}, q3k[] = {108, -1},
+                     q6k[] = {208, -1}, none[] = {-1};
+    switch (t) {
+    case LT_DTYPE_Q4_1: case LT_DTYPE_Q5_1: case LT_DTYPE_Q4_K: case LT_DTYPE_Q5_K: return at0_2;
+    case LT_DTYPE_Q2_K: return q2k;
+    case LT_DTYPE_Q3_K: return q3k;
+    case LT_DTYPE_Q6_K: return q6k;
+    case LT_DTYPE_MXFP4: return none;
+    default: return at0;
+    }
+}
+
+/* Random bits with a sane scale; wild ones also with zero, subnormal, largest and NaN scales. */
+static void rnd_block(lt_dtype t, uint8_t *block, bool wild)
+{
+    static const uint16_t special[] = {0, 0x8000, 1, 0x83ff, 0x3ff, 0x7bff, 0xfbff, 0x7c00, 0x7e00};
+    static const uint8_t special_e[] = {0, 1, 2, 254, 255};
+    for (uint32_t i = 0; i < lt_dtype_get(t)->block_bytes; i++)
+        block[i] = (uint8_t)rnd();
+    if (t == LT_DTYPE_MXFP4)
+        block[0] = wild && rnd_below(8) == 0 ? special_e[rnd_below(5)] : (uint8_t)(115 + rnd_below(8));
+    for (const int *at = f16_fields(t); *at >= 0; at++) {
+        uint16_t h = lt__f32_to_f16((float)(rnd_normal() * 0.02));
+        if (wild && rnd_below(8) == 0)
+            h = special[rnd_below(9)];
+        memcpy(block + *at, &h, 2);
+    }
+}
+
+static uint8_t *rnd_weight(lt_dtype t, int64_t rows, int64_t cols, bool wild, size_t *bytes)
+{
+    const lt_dtype_traits *d = lt_dtype_get(t);
+    uint64_t row;
+    assert_true(lt_dtype_row_bytes(t, (uint64_t)cols, &row));
+    *bytes = (size_t)rows * row;
+    uint8_t *w = malloc(*bytes);
+    for (size_t i = 0; i < *bytes / d->block_bytes; i++) {
+        uint8_t *at = w + i * d->block_bytes;
+        float x = rnd_float(wild ? DATA_WILD : DATA_NORMAL);
+        uint16_t h = t == LT_DTYPE_F16 ? lt__f32_to_f16(x) : lt__f32_to_bf16(x);
+        if (is_quant(t))
+            rnd_block(t, at, wild);
+        else
+            memcpy(at, t == LT_DTYPE_F32 ? (void *)&x : (void *)&h, d->block_bytes);
+    }
+    return w;
+}
+
+/* Activations in the form LINEAR takes for this weight, quantised on the reference. */
+static void *activations(lt_dtype weight, const float *x, int64_t tokens, int64_t cols, size_t *bytes)
+{
+    lt_view in = view(LT_DTYPE_F32, 2, tokens, cols, 0);
+    void *out;
+    if (!is_quant(weight)) {
+        *bytes = view_bytes(&in);
+        return memcpy(malloc(*bytes), x, *bytes);
+    }
+    rig_case c = {.args = {.op = LT_OP_QUANTIZE, .n_src = 1, .name = "quantize"}};
+    c.args.src[0] = in;
+    c.args.dst = view(LT_DTYPE_Q8A, 2, tokens, cols, 0);
+    c.src[0] = x, c.src_bytes[0] = view_bytes(&in);
+    c.dst_bytes = *bytes = view_bytes(&c.args.dst);
+    c.dst = out = calloc(1, *bytes);
+    rig_run(&g_rig.device[0], &c, out);
+    return out;
+}
+
+typedef struct product {
+    lt_dtype t;
+    int64_t  rows, cols, tokens;
+    float   *x;       /* [tokens, cols] */
+    uint8_t *w;
+    void    *act;     /* what LINEAR reads */
+    float   *y, *blank;
+    rig_case c;
+} product;
+
+static void product_init(product *p, lt_dtype t, int64_t rows, int64_t cols, int64_t tokens, data_kind kind)
+{
+    bool wild = kind == DATA_WILD;
+    *p = (product){.t = t, .rows = rows, .cols = cols, .tokens = tokens};
+    p->x = rnd_floats((size_t)(tokens * cols), kind);
+    p->w = rnd_weight(t, rows, cols, wild, &p->c.src_bytes[1]);
+    p->act = activations(t, p->x, tokens, cols, &p->c.src_bytes[0]);
+    p->c.args = (lt_op_args){.op = LT_OP_LINEAR, .n_src = 2, .name = "linear"};
+    p->c.args.src[0] = view(is_quant(t) ? LT_DTYPE_Q8A : LT_DTYPE_F32, 2, tokens, cols, 0);
+    p->c.args.src[1] = view(t, 2, rows, cols, 0);
+    p->c.args.dst = view(LT_DTYPE_F32, 2, tokens, rows, 0);
+    p->c.src[0] = p->act, p->c.src[1] = p->w;
+    p->c.dst_bytes = (size_t)(tokens * rows) * 4;
+    p->c.dst = p->blank = calloc(1, p->c.dst_bytes);
+    p->y = malloc(p->c.dst_bytes);
+}
+
+static void product_free(product *p)
+{
+    free(p->x), free(p->w), free(p->act), free(p->y), free(p->blank);
+}
+
+static const char *product_name(const product *p, data_kind kind)
+{
+    static char name[128];
+    snprintf(name, sizeof name, "LINEAR %s, %lld rows, %lld columns, %lld tokens, %s data",
+             lt_dtype_get(p->t)->name, (long long)p->rows, (long long)p->cols, (long long)p->tokens,
+             data_names[kind]);
+    return name;
+}
+
+static void check_product(lt_dtype t, int64_t rows, int64_t cols, int64_t tokens, data_kind kind)
+{
+    product p;
+    product_init(&p, t, rows, cols, tokens, kind);
+    rig_check(&p.c, product_name(&p, kind), p.y);
+    product_free(&p);
+}
+
+static const int64_t columns[] = {32, 64, 96, 256, 576, 640, 768, 1536, 2048, 1, 7, 31, 33, 255, 257, 300, 577, 1000};
+
+static void every_dtype_and_shape_is_bit_equal(void **state)
+{
+    (void)state;
+    for (int t = 0; t < LT_DTYPE_COUNT; t++) {
+        int n = 0;
+        for (size_t k = 0; is_weight((lt_dtype)t) && k < sizeof columns / sizeof *columns; k++) {
+            uint64_t bytes;
+            if (!lt_dtype_row_bytes((lt_dtype)t, (uint64_t)columns[k], &bytes))
+                continue;
+            for (int64_t rows = 1; rows <= 17; rows++, n++)
+                check_product((lt_dtype)t, rows, columns[k], 1 + (rows * 5 + (int64_t)k) % 9,
+                              (data_kind)(n % DATA_KINDS));
+        }
+    }
+}
+
+static void large_shapes_are_bit_equal(void **state)
+{
+    (void)state;
+    for (int t = 0; t < LT_DTYPE_COUNT; t++) {
+        if (!is_weight((lt_dtype)t))
+            continue;
+        int64_t wide = lt_dtype_get((lt_dtype)t)->block_elems == 256 ? 1536 : 576;
+        check_product((lt_dtype)t, 192, wide, 33, DATA_NORMAL);
+        check_product((lt_dtype)t, 576, wide, 1, DATA_HEAVY);
+        check_product((lt_dtype)t, 192, 2048, 2, DATA_WILD);
+        check_product((lt_dtype)t, 67, 256, 65, DATA_NORMAL);
+    }
+}
+
+/* A weight cut into rows, each slice writing its columns of a wider matrix. */
+static void slices_equal_the_whole(void **state)
+{
+    (void)state;
+    static const int64_t cuts[] = {0, 16, 17, 33, 48};
+    const int64_t rows = 48, cols = 512, wide = 55, first = 3;
+    for (int t = 0; t < LT_DTYPE_COUNT; t++) {
+        for (int64_t tokens = 1; is_weight((lt_dtype)t) && tokens <= 9; tokens += 4) {
+            product p;
+            uint64_t row_bytes;
+            product_init(&p, (lt_dtype)t, rows, cols, tokens, DATA_NORMAL);
+            assert_true(lt_dtype_row_bytes(p.t, (uint64_t)cols, &row_bytes));
+            rig_run(&g_rig.device[0], &p.c, p.y);
+            size_t bytes = (size_t)(tokens * wide) * 4;
+            float *got = malloc(bytes);
+            for (int d = 0; d < g_rig.n; d++) {
+                memset(got, 0x5a, bytes);
+                for (int k = 0; k + 1 < 5; k++) {
+                    rig_case c = p.c;
+                    c.args.src[1].dim[0] = c.args.dst.dim[1] = cuts[k + 1] - cuts[k];
+                    c.args.src[1].addr = (uint64_t)cuts[k] * row_bytes;
+                    c.args.dst.addr = (uint64_t)(first + cuts[k]) * 4;
+                    c.args.dst.stride[0] = wide * 4;
+                    c.dst = got, c.dst_bytes = bytes;
+                    float *out = malloc(bytes);
+                    rig_run(&g_rig.device[d], &c, out);
+                    memcpy(got, out, bytes);
+                    free(out);
+                }
+                for (int64_t at = 0; at < tokens * wide; at++) {
+                    int64_t r = at % wide - first;
+                    uint32_t want = 0x5a5a5a5a;
+                    if (r >= 0 && r < rows)
+                        want = lt__f32_bits(p.y[at / wide * rows + r]);
+                    if (lt__f32_bits(got[at]) != want)
+                        fail_msg("%s: %s in slices: column %lld of token %lld differs from the whole",
+                                 g_rig.device[d].spec, lt_dtype_get(p.t)->name, (long long)r,
+                                 (long long)(at / wide));
+                }
+            }
+            free(got);
+            product_free(&p);
+        }
+    }
+}
+
+static void a_batch_equals_each_token_alone(void **state)
+{
+    (void)state;
+    const int64_t rows = 24, cols = 768;
+    for (int t = 0; t < LT_DTYPE_COUNT; t++) {
+        for (int k = 0; is_weight((lt_dtype)t) && k < 2; k++) {
+            product p;
+            int64_t tokens = k ? 33 : 7;
+            product_init(&p, (lt_dtype)t, rows, cols, tokens, DATA_NORMAL);
+            rig_check(&p.c, product_name(&p, DATA_NORMAL), p.y);
+            for (int d = 0; d < g_rig.n; d++) {
+                for (int64_t i = 0; i < tokens; i++) {
+                    float one[24];
+                    rig_case c = p.c;
+                    c.args.src[0].addr = (uint64_t)(i * c.args.src[0].stride[0]);
+                    c.args.src[0].dim[0] = c.args.dst.dim[0] = 1;
+                    c.dst_bytes = sizeof one;
+                    rig_run(&g_rig.device[d], &c, one);
+                    rig_same("LINEAR, a token alone", g_rig.device[d].spec, &c.args.dst, p.y + i * rows, one,
+                             sizeof one);
+                }
+            }
+            product_free(&p);
+        }
+    }
+}
+
+static double *product64(const product *p, const float *w, const float *x)
+{
+    double *y = calloc((size_t)(p->tokens * p->rows), sizeof *y);
+    for (int64_t t = 0; t < p->tokens; t++) {
+        for (int64_t r = 0; r < p->rows; r++) {
+            double sum = 0;
+            for (int64_t i = 0; i < p->cols; i++)
+                sum += (double)w[r * p->cols + i] * x[t * p->cols + i];
+            y[t * p->rows + r] = sum;
+        }
+    }
+    return y;
+}
+
+/* Error against float64 of x as given, and of x as the product reads it. */
+static void product_errors(const product *p, const uint8_t *weight, double *whole, double *sum_only)
+{
+    size_t nw = (size_t)(p->rows * p->cols), nx = (size_t)(p->tokens * p->cols), n = (size_t)(p->tokens * p->rows);
+    float *w = malloc(nw * 4), *x = malloc(nx * 4);
+    lt_dtype_to_f32(p->t, weight, w, nw);
+    for (int64_t t = 0; t < p->tokens; t++)
+        lt_dtype_to_f32(p->c.args.src[0].dtype, (const char *)p->act + t * p->c.args.src[0].stride[0],
+                        x + t * p->cols, (uint64_t)p->cols);
+    double *a = product64(p, w, p->x), *b = product64(p, w, x);
+    *whole = nmse(a, p->y, n);
+    *sum_only = nmse(b, p->y, n);
+    free(w), free(x), free(a), free(b);
+}
+
+static void products_hold_their_bounds(void **state)
+{
+    (void)state;
+    for (int t = 0; t < LT_DTYPE_COUNT; t++) {
+        double worst_whole = 0, worst_sum = 0;
+        for (int k = 0; is_weight((lt_dtype)t) && k < 6; k++) {
+            product p;
+            double whole, sum_only;
+            product_init(&p, (lt_dtype)t, 61, 256 << k % 3, 5, k < 3 ? DATA_NORMAL : DATA_HEAVY);
+            rig_check(&p.c, product_name(&p, DATA_NORMAL), p.y);
+            product_errors(&p, p.w, &whole, &sum_only);
+            assert_within(product_name(&p, DATA_NORMAL), sum_only, BOUND_EXACT);
+            assert_within(product_name(&p, DATA_NORMAL), whole, is_quant(p.t) ? BOUND_PRODUCT : BOUND_EXACT);
+            worst_whole = fmax(worst_whole, whole), worst_sum = fmax(worst_sum, sum_only);
+            product_free(&p);
+        }
+        if (is_weight((lt_dtype)t))
+            print_message("LINEAR %-6s NMSE %.2g with quantisation of x, %.2g of the sum alone\n",
+                          lt_dtype_get((lt_dtype)t)->name, worst_whole, worst_sum);
+    }
+}
+
+/* Mutations of the weight stand for decoders that are wrong in that way. */
+static void swap_bytes(uint8_t *a, uint8_t *b) { uint8_t x = *a; *a = *b, *b = x; }
+
+static void planted_bugs_are_caught(void **state)
+{
+    (void)state;
+    static const struct { lt_dtype t; const char *bug; int byte, other, bits; } bugs[] = {
+        {LT_DTYPE_Q4_K, "Q4_K: minimum 0 and 1 swapped", 8, 9, 0},
+        {LT_DTYPE_Q4_K, "Q4_K: one bit of one minimum", 8, -1, 1},
+        {LT_DTYPE_Q4_K, "Q4_K: high bits of scale 4 inverted", 4, -1, 0xc0},
+        {LT_DTYPE_Q5_K, "Q5_K: one byte of high bits inverted", 16, -1, 0xff},
+        {LT_DTYPE_Q6_K, "Q6_K: scales 0 and 1 swapped", 192, 193, 0},
+        {LT_DTYPE_Q3_K, "Q3_K: one byte of the mask inverted", 0, -1, 0xff},
+        {LT_DTYPE_Q2_K, "Q2_K: scale and minimum of run 0 off", 0, -1, 0x11},
+        {LT_DTYPE_Q4_0, "Q4_0: two weights swapped", 2, 3, 0},
+        {LT_DTYPE_Q5_1, "Q5_1: a high bit lost", 4, -1, 1},
+        {LT_DTYPE_Q8_0, "Q8_0: a weight off by one", 2, -1, 1},
+        {LT_DTYPE_IQ4_XS, "IQ4_XS: high scale bits off", 2, -1, 1},
+        {LT_DTYPE_MXFP4, "MXFP4: exponent off by one", 0, -1, 1},
+    };
+    for (size_t k = 0; k < sizeof bugs / sizeof *bugs; k++) {
+        product p;
+        double whole, sum_only;
+        product_init(&p, bugs[k].t, 61, 256, 5, DATA_NORMAL);
+        rig_run(&g_rig.device[0], &p.c, p.y);
+        product_errors(&p, p.w, &whole, &sum_only);
+        assert_within("before the bug", sum_only, BOUND_EXACT);
+        for (size_t at = 0; at < p.c.src_bytes[1]; at += lt_dtype_get(p.t)->block_bytes) {
+            p.w[at + bugs[k].byte] ^= (uint8_t)bugs[k].bits;
+            if (bugs[k].other >= 0)
+                swap_bytes(&p.w[at + bugs[k].byte], &p.w[at + bugs[k].other]);
+        }
+        product_errors(&p, p.w, &whole, &sum_only);
+        assert_caught(bugs[k].bug, sum_only, BOUND_EXACT);
+        product_free(&p);
+    }
+}
+
+static void quantize_is_bit_equal_and_close(void **state)
+{
+    (void)state;
+    for (int kind = 0; kind < DATA_KINDS; kind++) {
+        for (int64_t k = 0; k < 24; k++) {
+            int64_t tokens = 1 + k % 9 + (k == 23 ? 40 : 0), cols = 32 * (1 + k * k % 67), pad = k % 3 * 32;
+            lt_view in = view(LT_DTYPE_F32, 2, tokens, cols, 0), out = view(LT_DTYPE_Q8A, 2, tokens, cols, 0);
+            in.stride[0] += pad * 4, out.stride[0] += pad;
+            float *x = rnd_floats(view_bytes(&in) / 4, (data_kind)kind);
+            rig_case c = {.args = {.op = LT_OP_QUANTIZE, .n_src = 1, .name = "quantize", .src = {in}, .dst = out},
+                          .src = {x}, .src_bytes = {view_bytes(&in)}, .dst_bytes = view_bytes(&out)};
+            void *blank = calloc(1, c.dst_bytes), *y = malloc(c.dst_bytes);
+            c.dst = blank;
+            rig_check(&c, "QUANTIZE", y);
+            for (int64_t t = 0; kind <= DATA_HEAVY && t < tokens; t++) {
+                float back[67 * 32];
+                const int8_t *q = (const int8_t *)y + t * out.stride[0];
+                const float *xt = x + t * in.stride[0] / 4;
+                lt_dtype_to_f32(LT_DTYPE_Q8A, q, back, (uint64_t)cols);
+                for (int64_t i = 0; i < cols; i++) {
+                    float d = lt__bits_f32(lt__load_u32(q + cols + i / 32 * 4));
+                    assert_true(fabs((double)back[i] - xt[i]) <= d * 0.50001);
+                }
+                for (int64_t h = 0; h < cols / 16; h++) {
+                    int sum = 0;
+                    for (int64_t i = 0; i < 16; i++)
+                        sum += q[h * 16 + i];
+                    assert_int_equal((int16_t)lt__load_u16(q + cols + cols / 32 * 4 + 2 * h), sum);
+                }
+            }
+            free(x), free(blank), free(y);
+        }
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(quantize_is_bit_equal_and_close), cmocka_unit_test(products_hold_their_bounds),
+        cmocka_unit_test(planted_bugs_are_caught),         cmocka_unit_test(every_dtype_and_shape_is_bit_equal),
+        cmocka_unit_test(large_shapes_are_bit_equal),      cmocka_unit_test(slices_equal_the_whole),
+        cmocka_unit_test(a_batch_equals_each_token_alone),
+    };
+    return cmocka_run_group_tests(tests, rig_setup, rig_teardown);
+}
