@@ -44,7 +44,10 @@ typedef struct lt_replay_result {
 } lt_replay_result;
 
 LT_API lt_replay_desc lt_replay_desc_default(void);
-/* Runs a trace against a pool and a residency manager on a simulated device. */
+/* Runs a trace without a device: the pool's events against the pool's own allocator on an
+ * arena of budget_bytes (several pools share it), the leases against a cache of budget_bytes
+ * (0: all items fit) under the policy. Mixed sizes: optimal_bytes_in is a lower bound, because
+ * it may keep items in part; regret is then an upper bound. */
 LT_API LT_NODISCARD lt_status
 lt_trace_replay(lt_ctx *ctx, const char *path, const lt_replay_desc *desc,
                 lt_replay_result *out, lt_err *err);

@@ -32,8 +32,7 @@ double lt_policy_priority(void *user, const lt_item_view *v, uint64_t now)
 double lt_policy_next_use(void *user, const lt_item_view *v, uint64_t now)
 {
     (void)user;
-    if (v->next_use == LT_NEXT_USE_NEVER)
-        return -INFINITY;
+    if (v->next_use == LT_NEXT_USE_NEVER) return -INFINITY;
     return v->next_use > now ? -(double)(v->next_use - now) : 0.0;
 }
 
@@ -54,7 +53,6 @@ lt_policy_fn *lt_policy_by_name(const char *name)
                 {"next-use", lt_policy_next_use},
                 {"fifo", lt_policy_fifo}};
     for (size_t i = 0; name && i < sizeof rows / sizeof *rows; i++)
-        if (strcmp(rows[i].name, name) == 0)
-            return rows[i].fn;
+        if (strcmp(rows[i].name, name) == 0) return rows[i].fn;
     return NULL;
 }

@@ -3,11 +3,13 @@
 
 static size_t cell_of(const lt_pool *p, uint64_t addr) { return (size_t)((addr - p->base) / p->chunk); }
 static uint64_t cell_addr(const lt_pool *p, size_t i) { return p->base + (uint64_t)i * p->chunk; }
-static uint64_t cell_bytes(const lt_pool *p, size_t i) {
+static uint64_t cell_bytes(const lt_pool *p, size_t i)
+{
     return lt__min_u64(p->chunk, p->range - (uint64_t)i * p->chunk);
 }
 
-static uint64_t missing(const lt_pool *p, uint64_t addr, uint64_t bytes) {
+static uint64_t missing(const lt_pool *p, uint64_t addr, uint64_t bytes)
+{
     uint64_t sum = 0;
     for (size_t i = cell_of(p, addr), last = cell_of(p, addr + bytes - 1); i <= last; i++)
         if (!p->cells[i]) sum += cell_bytes(p, i);
@@ -15,7 +17,8 @@ static uint64_t missing(const lt_pool *p, uint64_t addr, uint64_t bytes) {
 }
 
 /* Commits what is missing of first..last, or nothing. */
-static lt_status commit_cells(lt_pool *p, size_t first, size_t last, lt_err *err) {
+static lt_status commit_cells(lt_pool *p, size_t first, size_t last, lt_err *err)
+{
     size_t at = first;
     lt_err why = {0};
     lt_status st = LT_OK;
@@ -45,12 +48,16 @@ static lt_status commit_cells(lt_pool *p, size_t first, size_t last, lt_err *err
 }
 
 /* The cheapest place: the one with the least to commit, nearest to the request's end. */
-static bool find_place(const lt_pool *p, uint64_t bytes, uint64_t align, bool high, uint64_t *addr, uint64_t *cost) {
+static bool find_place(const lt_pool *p, uint64_t bytes, uint64_t align, bool high, uint64_t *addr,
+                       uint64_t *cost)
+{
     bool found = false;
     for (const lt__blk *h = p->sub.holes; h; h = h->next) {
         const lt__blk *lo = h, *hi = h;
-        while (lo->lower && (lo->lower->state == LT__BLK_FREE || lo->lower->state == LT__BLK_HOLE)) lo = lo->lower;
-        while (hi->upper && (hi->upper->state == LT__BLK_FREE || hi->upper->state == LT__BLK_HOLE)) hi = hi->upper;
+        while (lo->lower && (lo->lower->state == LT__BLK_FREE || lo->lower->state == LT__BLK_HOLE))
+            lo = lo->lower;
+        while (hi->upper && (hi->upper->state == LT__BLK_FREE || hi->upper->state == LT__BLK_HOLE))
+            hi = hi->upper;
         uint64_t start = lo->addr, end = hi->addr + hi->bytes;
         if (end - start < bytes) continue;
         for (int side = 0; side < 2; side++) {
@@ -66,11 +73,14 @@ static bool find_place(const lt_pool *p, uint64_t bytes, uint64_t align, bool hi
     return found;
 }
 
-static bool transient(lt_status s) {
-    return s != LT_OK && s != LT_E_DEVICE_OOM && s != LT_E_HOST_OOM && s != LT_E_DEVICE_LOST && s != LT_E_INVALID;
+static bool transient(lt_status s)
+{
+    return s != LT_OK && s != LT_E_DEVICE_OOM && s != LT_E_HOST_OOM && s != LT_E_DEVICE_LOST &&
+           s != LT_E_INVALID;
 }
 
-lt_status lt__grow_for(lt_pool *p, uint64_t bytes, uint64_t align, bool high, bool *grew, lt_err *err) {
+lt_status lt__grow_for(lt_pool *p, uint64_t bytes, uint64_t align, bool high, bool *grew, lt_err *err)
+{
     *grew = false;
     for (int attempt = 0;; attempt++) {
         uint64_t addr = 0, cost = 0;
@@ -83,11 +93,13 @@ lt_status lt__grow_for(lt_pool *p, uint64_t bytes, uint64_t align, bool high, bo
             continue;
         }
         size_t first = cell_of(p, addr), last = cell_of(p, addr + bytes - 1);
-        lt_status st = lt__sub_prepare(&p->sub, (uint32_t)lt__min_u64(2 * (last - first + 1) + 2, UINT32_MAX), err);
+        lt_status st =
+            lt__sub_prepare(&p->sub, (uint32_t)lt__min_u64(2 * (last - first + 1) + 2, UINT32_MAX), err);
         if (st != LT_OK) return st;
         st = commit_cells(p, first, last, err);
         if (transient(st) && !attempt) { /* "not ready": once more, when the device has settled */
-            lt__log(p->ctx, LT_LOG_WARN, "pool", "'%s': commit failed once, trying again after a wait", p->name);
+            lt__log(p->ctx, LT_LOG_WARN, "pool", "'%s': commit failed once, trying again after a wait",
+                    p->name);
             if (lt__order_drain(p, err) == LT_OK) continue;
         }
         *grew = st == LT_OK;
@@ -95,13 +107,15 @@ lt_status lt__grow_for(lt_pool *p, uint64_t bytes, uint64_t align, bool high, bo
     }
 }
 
-lt_status lt__grow_all(lt_pool *p, lt_err *err) {
+lt_status lt__grow_all(lt_pool *p, lt_err *err)
+{
     lt_status st = lt__sub_prepare(&p->sub, (uint32_t)lt__min_u64(2 * p->n_cells + 2, UINT32_MAX), err);
     return st == LT_OK ? commit_cells(p, 0, p->n_cells - 1, err) : st;
 }
 
 /* Work may still run on memory that one lone queue freed: events say when it is through. */
-static void settle(lt_pool *p) {
+static void settle(lt_pool *p)
+{
     lt_err err;
     lt_status st = LT_OK;
     if (!p->multi && p->lone && p->lone_dirty) {
@@ -124,13 +138,15 @@ static void settle(lt_pool *p) {
     if (st != LT_OK) lt__log(p->ctx, LT_LOG_WARN, "pool", "'%s': a queue failed: %s", p->name, err.text);
 }
 
-uint64_t lt__grow_trim(lt_pool *p, uint64_t keep) {
+uint64_t lt__grow_trim(lt_pool *p, uint64_t keep)
+{
     lt__order_retire(p);
     lt__blk *leaving = NULL;
     uint64_t staying = p->committed - p->leaving;
     for (lt__blk *b = p->sub.lowest; b && staying > keep; b = b->upper) {
         if (b->state != LT__BLK_FREE) continue;
-        uint64_t end = b->addr + b->bytes - p->base, first = (b->addr - p->base + p->chunk - 1) / p->chunk, stop = first, got = 0;
+        uint64_t end = b->addr + b->bytes - p->base, first = (b->addr - p->base + p->chunk - 1) / p->chunk,
+                 stop = first, got = 0;
         while (stop < p->n_cells && staying - got > keep && stop * p->chunk + cell_bytes(p, stop) <= end)
             got += cell_bytes(p, stop++);
         if (!got || lt__sub_prepare(&p->sub, 2, NULL) != LT_OK) continue;
@@ -147,7 +163,8 @@ uint64_t lt__grow_trim(lt_pool *p, uint64_t keep) {
         b->next = NULL;
         uint64_t bytes = b->bytes;
         lt_device_decommit(p->dev, b->addr, bytes);
-        lt__trace_record(p->trace, 0, LT__TRACE_DECOMMIT, b->addr - p->base, bytes, lt__trace_aux(p->scope, 0, 0));
+        lt__trace_record(p->trace, 0, LT__TRACE_DECOMMIT, b->addr - p->base, bytes,
+                         lt__trace_aux(p->scope, 0, 0));
         for (size_t i = cell_of(p, b->addr), last = cell_of(p, b->addr + bytes - 1); i <= last; i++) {
             p->cells[i] = 0;
             p->decommits++;

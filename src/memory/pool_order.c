@@ -4,7 +4,8 @@
 /* How many of a queue's newest pending blocks are looked at for an exact reuse. */
 enum { EXACT_SCAN = 16 };
 
-lt__mark *lt__mark_take(lt_pool *p, lt_err *err) {
+lt__mark *lt__mark_take(lt_pool *p, lt_err *err)
+{
     lt__mark *m = p->idle_marks;
     if (m) {
         p->idle_marks = m->next;
@@ -23,20 +24,27 @@ lt__mark *lt__mark_take(lt_pool *p, lt_err *err) {
     return m;
 }
 
-void lt__mark_drop(lt_pool *p, lt__mark *m) {
+void lt__mark_drop(lt_pool *p, lt__mark *m)
+{
     m->next = p->idle_marks;
     p->idle_marks = m;
 }
 
-static void list_unlink(lt__pool_queue *q, lt__blk *b) {
-    if (b->next) b->next->prev = b->prev;
-    else q->tail = b->prev;
-    if (b->prev) b->prev->next = b->next;
-    else q->head = b->next;
+static void list_unlink(lt__pool_queue *q, lt__blk *b)
+{
+    if (b->next)
+        b->next->prev = b->prev;
+    else
+        q->tail = b->prev;
+    if (b->prev)
+        b->prev->next = b->next;
+    else
+        q->head = b->next;
     b->prev = b->next = NULL;
 }
 
-static void retire_queue(lt_pool *p, lt__pool_queue *q) {
+static void retire_queue(lt_pool *p, lt__pool_queue *q)
+{
     while (q->first && lt_event_done(q->first->event)) {
         lt__mark *m = q->first;
         q->first = m->next;
@@ -51,7 +59,8 @@ static void retire_queue(lt_pool *p, lt__pool_queue *q) {
     }
 }
 
-void lt__order_retire(lt_pool *p) {
+void lt__order_retire(lt_pool *p)
+{
     for (size_t i = 0; i < p->n_queues; i++)
         if (p->queues[i].first) retire_queue(p, &p->queues[i]);
     if (p->base_mark && lt_event_done(p->base_mark->event)) {
@@ -61,7 +70,8 @@ void lt__order_retire(lt_pool *p) {
 }
 
 /* The number of a queue, met now for the first time or before. */
-static lt_status number_of(lt_pool *p, lt_queue *queue, uint16_t *own, lt_err *err) {
+static lt_status number_of(lt_pool *p, lt_queue *queue, uint16_t *own, lt_err *err)
+{
     size_t spare = p->n_queues;
     for (size_t i = 0; i < p->n_queues; i++) {
         if (p->queues[i].queue == queue) {
@@ -70,9 +80,11 @@ static lt_status number_of(lt_pool *p, lt_queue *queue, uint16_t *own, lt_err *e
         }
         if (!p->queues[i].queue && !p->queues[i].first && spare == p->n_queues) spare = i;
     }
-    if (spare >= LT__NO_OWNER) return lt__fail(err, LT_E_INVALID, "pool '%s': more than %d queues", p->name, LT__NO_OWNER);
+    if (spare >= LT__NO_OWNER)
+        return lt__fail(err, LT_E_INVALID, "pool '%s': more than %d queues", p->name, LT__NO_OWNER);
     if (spare == p->n_queues) {
-        lt_status st = lt__grow(p->ctx, (void **)&p->queues, &p->cap_queues, spare + 1, sizeof *p->queues, err);
+        lt_status st =
+            lt__grow(p->ctx, (void **)&p->queues, &p->cap_queues, spare + 1, sizeof *p->queues, err);
         if (st != LT_OK) return st;
     }
     /* The free blocks hold what the lone queue freed without events: wait for that once. */
@@ -87,7 +99,8 @@ static lt_status number_of(lt_pool *p, lt_queue *queue, uint16_t *own, lt_err *e
     return LT_OK;
 }
 
-static lt_status end_lone(lt_pool *p, lt_err *err) {
+static lt_status end_lone(lt_pool *p, lt_err *err)
+{
     if (p->lone && p->lone_dirty) {
         lt__mark *m = lt__mark_take(p, err);
         if (!m) return err ? err->status : LT_E_HOST_OOM;
@@ -104,7 +117,8 @@ static lt_status end_lone(lt_pool *p, lt_err *err) {
     return LT_OK;
 }
 
-lt_status lt__order_enter(lt_pool *p, lt_queue *queue, bool alloc, uint16_t *own, lt_err *err) {
+lt_status lt__order_enter(lt_pool *p, lt_queue *queue, bool alloc, uint16_t *own, lt_err *err)
+{
     *own = LT__NO_OWNER;
     if (!p->multi) {
         if (queue && (!p->lone || p->lone == queue)) {
@@ -130,7 +144,8 @@ lt_status lt__order_enter(lt_pool *p, lt_queue *queue, bool alloc, uint16_t *own
     return LT_OK;
 }
 
-void lt__order_pend_host(lt_pool *p, lt__blk *b, lt_queue *queue) {
+void lt__order_pend_host(lt_pool *p, lt__blk *b, lt_queue *queue)
+{
     lt_err err;
     lt__sub_retire(b);
     b->state = LT__BLK_PENDING;
@@ -144,7 +159,8 @@ void lt__order_pend_host(lt_pool *p, lt__blk *b, lt_queue *queue) {
     lt__sub_free(&p->sub, b);
 }
 
-void lt__order_pend(lt_pool *p, lt__blk *b, lt_queue *queue, uint16_t own) {
+void lt__order_pend(lt_pool *p, lt__blk *b, lt_queue *queue, uint16_t own)
+{
     lt_err err;
     lt__mark *m = lt__mark_take(p, &err);
     if (!m) {
@@ -161,8 +177,10 @@ void lt__order_pend(lt_pool *p, lt__blk *b, lt_queue *queue, uint16_t own) {
     lt__pool_queue *q = &p->queues[own];
     m->seq = ++q->seq;
     m->next = NULL;
-    if (q->last) q->last->next = m;
-    else q->first = m;
+    if (q->last)
+        q->last->next = m;
+    else
+        q->first = m;
     q->last = m;
     lt__sub_retire(b);
     b->state = LT__BLK_PENDING;
@@ -170,13 +188,16 @@ void lt__order_pend(lt_pool *p, lt__blk *b, lt_queue *queue, uint16_t own) {
     b->seq = m->seq;
     b->next = NULL;
     b->prev = q->tail;
-    if (q->tail) q->tail->next = b;
-    else q->head = b;
+    if (q->tail)
+        q->tail->next = b;
+    else
+        q->head = b;
     q->tail = b;
     p->pending += b->bytes;
 }
 
-lt__blk *lt__order_exact(lt_pool *p, uint16_t own, uint64_t bytes, uint64_t align) {
+lt__blk *lt__order_exact(lt_pool *p, uint16_t own, uint64_t bytes, uint64_t align)
+{
     lt__pool_queue *q = &p->queues[own];
     lt__blk *b = q->tail;
     for (uint32_t i = 0; b && i < EXACT_SCAN; b = b->prev, i++) {
@@ -189,17 +210,21 @@ lt__blk *lt__order_exact(lt_pool *p, uint16_t own, uint64_t bytes, uint64_t alig
     return NULL;
 }
 
-static bool usable_own(void *user, const lt__blk *b) {
+static bool usable_own(void *user, const lt__blk *b)
+{
     return b->state == LT__BLK_PENDING && b->owner == *(const uint16_t *)user;
 }
 
-static bool usable_any(void *user, const lt__blk *b) {
+static bool usable_any(void *user, const lt__blk *b)
+{
     (void)user;
     return b->state == LT__BLK_PENDING && b->owner != LT__NO_OWNER;
 }
 
 /* Makes `queue` wait for every pending block of [addr, addr + bytes) freed elsewhere. */
-static lt_status wait_for(lt_pool *p, lt_queue *queue, uint16_t own, lt__blk *first, uint64_t end, lt_err *err) {
+static lt_status wait_for(lt_pool *p, lt_queue *queue, uint16_t own, lt__blk *first, uint64_t end,
+                          lt_err *err)
+{
     for (size_t i = 0; i < p->n_queues; i++) p->queues[i].needed = false;
     for (lt__blk *b = first; b && b->addr < end; b = b->upper) {
         if (b->state != LT__BLK_PENDING || b->owner == own) continue;
@@ -220,17 +245,20 @@ static lt_status wait_for(lt_pool *p, lt_queue *queue, uint16_t own, lt__blk *fi
     return LT_OK;
 }
 
-static void split_at(lt_pool *p, lt__blk **b, uint64_t addr) {
+static void split_at(lt_pool *p, lt__blk **b, uint64_t addr)
+{
     lt__blk *hi = lt__sub_split(&p->sub, *b, addr);
     if ((*b)->state == LT__BLK_PENDING && p->queues[(*b)->owner].tail == *b) p->queues[(*b)->owner].tail = hi;
     *b = hi;
 }
 
-lt_status lt__order_run(lt_pool *p, lt_queue *queue, uint16_t own, bool any, uint64_t bytes, uint64_t align, bool high,
-                        lt__blk **out, lt_err *err) {
+lt_status lt__order_run(lt_pool *p, lt_queue *queue, uint16_t own, bool any, uint64_t bytes, uint64_t align,
+                        bool high, lt__blk **out, lt_err *err)
+{
     *out = NULL;
     uint64_t addr = 0;
-    lt__blk *first = lt__sub_find_run(&p->sub, bytes, align, high, any ? usable_any : usable_own, &own, &addr);
+    lt__blk *first =
+        lt__sub_find_run(&p->sub, bytes, align, high, any ? usable_any : usable_own, &own, &addr);
     if (!first) return LT_OK;
     uint64_t end = addr + bytes;
     while (first->addr + first->bytes <= addr) first = first->upper;
@@ -254,7 +282,8 @@ lt_status lt__order_run(lt_pool *p, lt_queue *queue, uint16_t own, bool any, uin
     return LT_OK;
 }
 
-lt_status lt__order_drain(lt_pool *p, lt_err *err) {
+lt_status lt__order_drain(lt_pool *p, lt_err *err)
+{
     for (size_t i = 0; i < p->n_queues; i++) {
         lt__mark *m = p->queues[i].last;
         if (!m) continue;
@@ -268,7 +297,8 @@ lt_status lt__order_drain(lt_pool *p, lt_err *err) {
     return LT_OK;
 }
 
-void lt__order_forget(lt_pool *p, lt_queue *queue) {
+void lt__order_forget(lt_pool *p, lt_queue *queue)
+{
     if (!p->multi) {
         if (p->lone != queue) return;
         if (p->lone_dirty) {
@@ -294,7 +324,8 @@ void lt__order_forget(lt_pool *p, lt_queue *queue) {
         if (p->queues[i].queue == queue) p->queues[i].queue = NULL;
 }
 
-static void destroy_marks(lt_pool *p, lt__mark *m) {
+static void destroy_marks(lt_pool *p, lt__mark *m)
+{
     while (m) {
         lt__mark *next = m->next;
         lt_event_destroy(m->event);
@@ -303,26 +334,32 @@ static void destroy_marks(lt_pool *p, lt__mark *m) {
     }
 }
 
-void lt__order_deinit(lt_pool *p) {
+void lt__order_deinit(lt_pool *p)
+{
     for (size_t i = 0; i < p->n_queues; i++) destroy_marks(p, p->queues[i].first);
     destroy_marks(p, p->base_mark);
     destroy_marks(p, p->idle_marks);
     lt__free(p->ctx, p->queues, p->cap_queues * sizeof *p->queues);
 }
 
-lt_status lt__order_check(const lt_pool *p, lt_err *err) {
+lt_status lt__order_check(const lt_pool *p, lt_err *err)
+{
     uint64_t bytes = 0;
     for (size_t i = 0; i < p->n_queues; i++) {
         const lt__pool_queue *q = &p->queues[i];
         const lt__blk *prev = NULL;
         for (const lt__blk *b = q->head; b; prev = b, b = b->next) {
             if (b->state != LT__BLK_PENDING || b->owner != i || b->prev != prev)
-                return lt__fail(err, LT_E_INVALID, "pool check: slot %u is in the pending list of queue %zu, state %u", b->slot, i, b->state);
+                return lt__fail(err, LT_E_INVALID,
+                                "pool check: slot %u is in the pending list of queue %zu, state %u", b->slot,
+                                i, b->state);
             if (prev && (int32_t)(b->seq - prev->seq) < 0)
-                return lt__fail(err, LT_E_INVALID, "pool check: pending slots %u and %u are out of order", prev->slot, b->slot);
+                return lt__fail(err, LT_E_INVALID, "pool check: pending slots %u and %u are out of order",
+                                prev->slot, b->slot);
             bytes += b->bytes;
         }
-        if (q->tail != prev) return lt__fail(err, LT_E_INVALID, "pool check: the pending list of queue %zu ends wrongly", i);
+        if (q->tail != prev)
+            return lt__fail(err, LT_E_INVALID, "pool check: the pending list of queue %zu ends wrongly", i);
         if (prev && (!q->last || (int32_t)(q->last->seq - prev->seq) < 0))
             return lt__fail(err, LT_E_INVALID, "pool check: pending slot %u has no event", prev->slot);
     }
@@ -330,7 +367,7 @@ lt_status lt__order_check(const lt_pool *p, lt_err *err) {
     for (const lt__blk *b = p->sub.lowest; b; b = b->upper)
         if (b->state == LT__BLK_PENDING && b->owner == LT__NO_OWNER) bytes += b->bytes;
     if (bytes != p->pending)
-        return lt__fail(err, LT_E_INVALID, "pool check: %llu bytes pending in lists, %llu counted", (unsigned long long)bytes,
-                        (unsigned long long)p->pending);
+        return lt__fail(err, LT_E_INVALID, "pool check: %llu bytes pending in lists, %llu counted",
+                        (unsigned long long)bytes, (unsigned long long)p->pending);
     return LT_OK;
 }

@@ -7,7 +7,8 @@
 enum { SCAN_SMALL = 8, SCAN_LARGE = 64 };
 #define LARGE_BYTES (256u << 10)
 
-static void class_of(const lt__sub *s, uint64_t bytes, uint32_t *fl, uint32_t *sl) {
+static void class_of(const lt__sub *s, uint64_t bytes, uint32_t *fl, uint32_t *sl)
+{
     uint64_t units = bytes >> s->shift;
     if (units < LT__SL) {
         *fl = 0;
@@ -19,7 +20,8 @@ static void class_of(const lt__sub *s, uint64_t bytes, uint32_t *fl, uint32_t *s
     *sl = (uint32_t)(units >> (top - LT__SL_BITS)) & (LT__SL - 1);
 }
 
-static void free_link(lt__sub *s, lt__blk *b) {
+static void free_link(lt__sub *s, lt__blk *b)
+{
     uint32_t fl, sl;
     class_of(s, b->bytes, &fl, &sl);
     lt__blk *head = s->heads[fl][sl];
@@ -33,7 +35,8 @@ static void free_link(lt__sub *s, lt__blk *b) {
     s->free_bytes += b->bytes;
 }
 
-static void free_unlink(lt__sub *s, lt__blk *b) {
+static void free_unlink(lt__sub *s, lt__blk *b)
+{
     s->free_bytes -= b->bytes;
     if (b->next) b->next->prev = b->prev;
     if (b->prev) {
@@ -48,7 +51,8 @@ static void free_unlink(lt__sub *s, lt__blk *b) {
     if (!s->sl_map[fl]) s->fl_map &= ~(1ull << fl);
 }
 
-static void hole_link(lt__sub *s, lt__blk *b) {
+static void hole_link(lt__sub *s, lt__blk *b)
+{
     b->state = LT__BLK_HOLE;
     b->prev = NULL;
     b->next = s->holes;
@@ -57,18 +61,23 @@ static void hole_link(lt__sub *s, lt__blk *b) {
     s->hole_bytes += b->bytes;
 }
 
-static void hole_unlink(lt__sub *s, lt__blk *b) {
+static void hole_unlink(lt__sub *s, lt__blk *b)
+{
     s->hole_bytes -= b->bytes;
     if (b->next) b->next->prev = b->prev;
-    if (b->prev) b->prev->next = b->next;
-    else s->holes = b->next;
+    if (b->prev)
+        b->prev->next = b->next;
+    else
+        s->holes = b->next;
 }
 
-void lt__sub_retire(lt__blk *b) {
+void lt__sub_retire(lt__blk *b)
+{
     if (++b->serial == 0) b->serial = 1; /* 0 marks "no block" in a handle */
 }
 
-static lt__blk *record_take(lt__sub *s) {
+static lt__blk *record_take(lt__sub *s)
+{
     LT_ASSERT(s->unused != NULL);
     lt__blk *b = s->unused;
     s->unused = b->next;
@@ -77,17 +86,20 @@ static lt__blk *record_take(lt__sub *s) {
     return b;
 }
 
-static void record_drop(lt__sub *s, lt__blk *b) {
+static void record_drop(lt__sub *s, lt__blk *b)
+{
     b->state = LT__BLK_UNUSED;
     b->next = s->unused;
     s->unused = b;
     s->n_unused++;
 }
 
-lt_status lt__sub_prepare(lt__sub *s, uint32_t n, lt_err *err) {
+lt_status lt__sub_prepare(lt__sub *s, uint32_t n, lt_err *err)
+{
     while (s->n_unused < n) {
         if (s->n_segs >= (1u << (32 - LT__SEG_BITS)) - 1)
-            return lt__fail(err, LT_E_HOST_OOM, "pool: %zu block records are all a pool can number", s->n_segs * LT__SEG);
+            return lt__fail(err, LT_E_HOST_OOM, "pool: %zu block records are all a pool can number",
+                            s->n_segs * LT__SEG);
         lt_status st = lt__grow(s->ctx, (void **)&s->segs, &s->cap_segs, s->n_segs + 1, sizeof *s->segs, err);
         if (st != LT_OK) return st;
         lt__blk *seg = lt__zalloc(s->ctx, LT__SEG * sizeof *seg);
@@ -103,7 +115,8 @@ lt_status lt__sub_prepare(lt__sub *s, uint32_t n, lt_err *err) {
     return LT_OK;
 }
 
-lt_status lt__sub_init(lt__sub *s, lt_ctx *ctx, uint64_t base, uint64_t bytes, uint64_t granule, lt_err *err) {
+lt_status lt__sub_init(lt__sub *s, lt_ctx *ctx, uint64_t base, uint64_t bytes, uint64_t granule, lt_err *err)
+{
     memset(s, 0, sizeof *s);
     s->ctx = ctx;
     s->base = base;
@@ -123,14 +136,16 @@ lt_status lt__sub_init(lt__sub *s, lt_ctx *ctx, uint64_t base, uint64_t bytes, u
     return LT_OK;
 }
 
-void lt__sub_deinit(lt__sub *s) {
+void lt__sub_deinit(lt__sub *s)
+{
     for (size_t i = 0; i < s->n_segs; i++) lt__free(s->ctx, s->segs[i], LT__SEG * sizeof(lt__blk));
     lt__free(s->ctx, s->segs, s->cap_segs * sizeof *s->segs);
     memset(s, 0, sizeof *s);
 }
 
 /* Cuts b at addr; the new upper record is in no list. b's own list is the caller's matter. */
-static lt__blk *cut(lt__sub *s, lt__blk *b, uint64_t addr) {
+static lt__blk *cut(lt__sub *s, lt__blk *b, uint64_t addr)
+{
     LT_DASSERT(addr > b->addr && addr < b->addr + b->bytes);
     lt__blk *hi = record_take(s);
     hi->addr = addr;
@@ -148,7 +163,8 @@ static lt__blk *cut(lt__sub *s, lt__blk *b, uint64_t addr) {
 }
 
 /* b swallows its upper neighbour, whose lists are already left. */
-static void swallow_upper(lt__sub *s, lt__blk *b) {
+static void swallow_upper(lt__sub *s, lt__blk *b)
+{
     lt__blk *hi = b->upper;
     b->bytes += hi->bytes;
     b->upper = hi->upper;
@@ -156,7 +172,8 @@ static void swallow_upper(lt__sub *s, lt__blk *b) {
     record_drop(s, hi);
 }
 
-lt__blk *lt__sub_split(lt__sub *s, lt__blk *b, uint64_t addr) {
+lt__blk *lt__sub_split(lt__sub *s, lt__blk *b, uint64_t addr)
+{
     lt__blk *hi;
     switch (b->state) {
     case LT__BLK_FREE:
@@ -178,12 +195,12 @@ lt__blk *lt__sub_split(lt__sub *s, lt__blk *b, uint64_t addr) {
         if (b->next) b->next->prev = hi;
         b->next = hi;
         return hi;
-    default:
-        return cut(s, b, addr);
+    default: return cut(s, b, addr);
     }
 }
 
-static lt__blk *merge_free(lt__sub *s, lt__blk *b) {
+static lt__blk *merge_free(lt__sub *s, lt__blk *b)
+{
     lt__blk *lo = b->lower, *hi = b->upper;
     if (hi && hi->state == LT__BLK_FREE) {
         free_unlink(s, hi);
@@ -198,7 +215,8 @@ static lt__blk *merge_free(lt__sub *s, lt__blk *b) {
     return b;
 }
 
-void lt__sub_commit(lt__sub *s, uint64_t addr, uint64_t bytes) {
+void lt__sub_commit(lt__sub *s, uint64_t addr, uint64_t bytes)
+{
     lt__blk *b = s->holes;
     while (b && !(b->addr <= addr && addr - b->addr < b->bytes)) b = b->next;
     LT_ASSERT(b && bytes <= b->bytes - (addr - b->addr));
@@ -212,7 +230,8 @@ void lt__sub_commit(lt__sub *s, uint64_t addr, uint64_t bytes) {
     merge_free(s, b);
 }
 
-lt__blk *lt__sub_leave(lt__sub *s, lt__blk *b, uint64_t addr, uint64_t bytes) {
+lt__blk *lt__sub_leave(lt__sub *s, lt__blk *b, uint64_t addr, uint64_t bytes)
+{
     LT_ASSERT(b->state == LT__BLK_FREE && addr >= b->addr && bytes <= b->bytes - (addr - b->addr));
     free_unlink(s, b);
     if (addr > b->addr) {
@@ -225,7 +244,8 @@ lt__blk *lt__sub_leave(lt__sub *s, lt__blk *b, uint64_t addr, uint64_t bytes) {
     return b;
 }
 
-void lt__sub_uncommit(lt__sub *s, lt__blk *b) {
+void lt__sub_uncommit(lt__sub *s, lt__blk *b)
+{
     LT_ASSERT(b->state == LT__BLK_LEAVING);
     lt__blk *lo = b->lower, *hi = b->upper;
     if (hi && hi->state == LT__BLK_HOLE) {
@@ -241,7 +261,8 @@ void lt__sub_uncommit(lt__sub *s, lt__blk *b) {
 }
 
 /* Where the request would lie inside [addr, addr + have); false if it does not fit. */
-static bool place(uint64_t addr, uint64_t have, uint64_t bytes, uint64_t align, bool high, uint64_t *at) {
+static bool place(uint64_t addr, uint64_t have, uint64_t bytes, uint64_t align, bool high, uint64_t *at)
+{
     if (have < bytes) return false;
     if (high) {
         uint64_t a = lt__round_down(addr + (have - bytes), align);
@@ -253,20 +274,24 @@ static bool place(uint64_t addr, uint64_t have, uint64_t bytes, uint64_t align, 
     return a - addr <= have - bytes;
 }
 
-static bool better(const lt__blk *b, const lt__blk *best, bool high) {
+static bool better(const lt__blk *b, const lt__blk *best, bool high)
+{
     if (!best || b->bytes != best->bytes) return !best || b->bytes < best->bytes;
     return high ? b->addr > best->addr : b->addr < best->addr;
 }
 
-static lt__blk *scan(lt__blk *head, uint64_t bytes, uint64_t align, bool high, uint32_t limit) {
+static lt__blk *scan(lt__blk *head, uint64_t bytes, uint64_t align, bool high, uint32_t limit)
+{
     lt__blk *best = NULL;
     uint64_t at;
     for (lt__blk *b = head; b && limit; b = b->next, limit--)
-        if (b->bytes >= bytes && better(b, best, high) && place(b->addr, b->bytes, bytes, align, high, &at)) best = b;
+        if (b->bytes >= bytes && better(b, best, high) && place(b->addr, b->bytes, bytes, align, high, &at))
+            best = b;
     return best;
 }
 
-static lt__blk *find_fit(const lt__sub *s, uint64_t bytes, uint64_t align, bool high) {
+static lt__blk *find_fit(const lt__sub *s, uint64_t bytes, uint64_t align, bool high)
+{
     uint32_t limit = bytes >= LARGE_BYTES ? SCAN_LARGE : SCAN_SMALL, fl, sl, own_fl, own_sl;
     class_of(s, bytes, &own_fl, &own_sl);
     lt__blk *b = scan(s->heads[own_fl][own_sl], bytes, align, high, limit);
@@ -293,7 +318,8 @@ static lt__blk *find_fit(const lt__sub *s, uint64_t bytes, uint64_t align, bool 
     return NULL;
 }
 
-lt__blk *lt__sub_alloc(lt__sub *s, uint64_t bytes, uint64_t align, bool high) {
+lt__blk *lt__sub_alloc(lt__sub *s, uint64_t bytes, uint64_t align, bool high)
+{
     lt__blk *b = s->free_bytes >= bytes ? find_fit(s, bytes, align, high) : NULL;
     if (!b) return NULL;
     uint64_t at = 0;
@@ -311,13 +337,15 @@ lt__blk *lt__sub_alloc(lt__sub *s, uint64_t bytes, uint64_t align, bool high) {
     return b;
 }
 
-void lt__sub_free(lt__sub *s, lt__blk *b) {
+void lt__sub_free(lt__sub *s, lt__blk *b)
+{
     lt__sub_retire(b);
     merge_free(s, b);
 }
 
-lt__blk *lt__sub_find_run(const lt__sub *s, uint64_t bytes, uint64_t align, bool high, lt__sub_usable_fn *usable,
-                          void *user, uint64_t *addr) {
+lt__blk *lt__sub_find_run(const lt__sub *s, uint64_t bytes, uint64_t align, bool high,
+                          lt__sub_usable_fn *usable, void *user, uint64_t *addr)
+{
     lt__blk *found = NULL, *start = NULL;
     for (lt__blk *b = s->lowest; b; b = b->upper) {
         if (b->state != LT__BLK_FREE && !usable(user, b)) {
@@ -334,7 +362,8 @@ lt__blk *lt__sub_find_run(const lt__sub *s, uint64_t bytes, uint64_t align, bool
     return found;
 }
 
-lt__blk *lt__sub_fuse(lt__sub *s, lt__blk *first, lt__blk *last) {
+lt__blk *lt__sub_fuse(lt__sub *s, lt__blk *first, lt__blk *last)
+{
     uint64_t end = last->addr + last->bytes;
     for (lt__blk *b = first;; b = b->upper) {
         if (b->state == LT__BLK_FREE) free_unlink(s, b);
@@ -346,15 +375,18 @@ lt__blk *lt__sub_fuse(lt__sub *s, lt__blk *first, lt__blk *last) {
     return first;
 }
 
-uint64_t lt__sub_largest_free(const lt__sub *s) {
+uint64_t lt__sub_largest_free(const lt__sub *s)
+{
     if (!s->fl_map) return 0;
-    uint32_t fl = 63u - (uint32_t)__builtin_clzll(s->fl_map), sl = 31u - (uint32_t)__builtin_clz(s->sl_map[fl]);
+    uint32_t fl = 63u - (uint32_t)__builtin_clzll(s->fl_map),
+             sl = 31u - (uint32_t)__builtin_clz(s->sl_map[fl]);
     uint64_t most = 0;
     for (lt__blk *b = s->heads[fl][sl]; b; b = b->next) most = lt__max_u64(most, b->bytes);
     return most;
 }
 
-static lt_status check_lists(const lt__sub *s, const lt__sub_sums *sums, lt_err *err) {
+static lt_status check_lists(const lt__sub *s, const lt__sub_sums *sums, lt_err *err)
+{
     uint64_t n = 0, bytes = 0;
     for (uint32_t fl = 0; fl < LT__FL; fl++) {
         if (!!s->sl_map[fl] != !!(s->fl_map >> fl & 1))
@@ -367,35 +399,47 @@ static lt_status check_lists(const lt__sub *s, const lt__sub_sums *sums, lt_err 
                 uint32_t f, l;
                 class_of(s, b->bytes, &f, &l);
                 if (b->state != LT__BLK_FREE || f != fl || l != sl || b->prev != prev)
-                    return lt__fail(err, LT_E_INVALID, "pool check: slot %u is in the wrong free list %u.%u", b->slot, fl, sl);
+                    return lt__fail(err, LT_E_INVALID, "pool check: slot %u is in the wrong free list %u.%u",
+                                    b->slot, fl, sl);
                 n++;
                 bytes += b->bytes;
-                if (n > sums->blocks[LT__BLK_FREE]) return lt__fail(err, LT_E_INVALID, "pool check: free lists hold too many blocks");
+                if (n > sums->blocks[LT__BLK_FREE])
+                    return lt__fail(err, LT_E_INVALID, "pool check: free lists hold too many blocks");
             }
         }
     }
     if (n != sums->blocks[LT__BLK_FREE] || bytes != s->free_bytes)
-        return lt__fail(err, LT_E_INVALID, "pool check: free lists hold %llu blocks of %llu bytes, the range %llu of %llu",
-                        (unsigned long long)n, (unsigned long long)bytes, (unsigned long long)sums->blocks[LT__BLK_FREE],
+        return lt__fail(err, LT_E_INVALID,
+                        "pool check: free lists hold %llu blocks of %llu bytes, the range %llu of %llu",
+                        (unsigned long long)n, (unsigned long long)bytes,
+                        (unsigned long long)sums->blocks[LT__BLK_FREE],
                         (unsigned long long)sums->bytes[LT__BLK_FREE]);
     n = 0;
-    for (const lt__blk *b = s->holes; b && n <= sums->blocks[LT__BLK_HOLE]; b = b->next) n += b->state == LT__BLK_HOLE;
-    if (n != sums->blocks[LT__BLK_HOLE]) return lt__fail(err, LT_E_INVALID, "pool check: the list of holes is wrong");
+    for (const lt__blk *b = s->holes; b && n <= sums->blocks[LT__BLK_HOLE]; b = b->next)
+        n += b->state == LT__BLK_HOLE;
+    if (n != sums->blocks[LT__BLK_HOLE])
+        return lt__fail(err, LT_E_INVALID, "pool check: the list of holes is wrong");
     return LT_OK;
 }
 
-lt_status lt__sub_check(const lt__sub *s, lt__sub_sums *out, lt_err *err) {
+lt_status lt__sub_check(const lt__sub *s, lt__sub_sums *out, lt_err *err)
+{
     memset(out, 0, sizeof *out);
     uint64_t at = s->base, records = 0, mask = (1ull << s->shift) - 1;
     const lt__blk *lower = NULL;
     for (const lt__blk *b = s->lowest; b; lower = b, b = b->upper) {
-        if (b->addr != at || b->lower != lower || b->bytes == 0 || (b->bytes & mask) || b->bytes > s->base + s->bytes - at)
-            return lt__fail(err, LT_E_INVALID, "pool check: slot %u at 0x%llx of %llu bytes does not follow its neighbour at 0x%llx",
-                            b->slot, (unsigned long long)b->addr, (unsigned long long)b->bytes, (unsigned long long)at);
+        if (b->addr != at || b->lower != lower || b->bytes == 0 || (b->bytes & mask) ||
+            b->bytes > s->base + s->bytes - at)
+            return lt__fail(
+                err, LT_E_INVALID,
+                "pool check: slot %u at 0x%llx of %llu bytes does not follow its neighbour at 0x%llx",
+                b->slot, (unsigned long long)b->addr, (unsigned long long)b->bytes, (unsigned long long)at);
         if (b->state == LT__BLK_UNUSED || b->state > LT__BLK_LEAVING || b->serial == 0)
-            return lt__fail(err, LT_E_INVALID, "pool check: slot %u has state %u, serial %u", b->slot, b->state, b->serial);
+            return lt__fail(err, LT_E_INVALID, "pool check: slot %u has state %u, serial %u", b->slot,
+                            b->state, b->serial);
         if (lower && lower->state == b->state && b->state == LT__BLK_FREE)
-            return lt__fail(err, LT_E_INVALID, "pool check: slots %u and %u are free neighbours not merged", lower->slot, b->slot);
+            return lt__fail(err, LT_E_INVALID, "pool check: slots %u and %u are free neighbours not merged",
+                            lower->slot, b->slot);
         if (&s->segs[b->slot >> LT__SEG_BITS][b->slot & (LT__SEG - 1)] != b)
             return lt__fail(err, LT_E_INVALID, "pool check: slot %u is not where its number says", b->slot);
         out->bytes[b->state] += b->bytes;
@@ -404,16 +448,19 @@ lt_status lt__sub_check(const lt__sub *s, lt__sub_sums *out, lt_err *err) {
         records++;
     }
     if (at != s->base + s->bytes)
-        return lt__fail(err, LT_E_INVALID, "pool check: blocks end at 0x%llx, the range at 0x%llx", (unsigned long long)at,
-                        (unsigned long long)(s->base + s->bytes));
+        return lt__fail(err, LT_E_INVALID, "pool check: blocks end at 0x%llx, the range at 0x%llx",
+                        (unsigned long long)at, (unsigned long long)(s->base + s->bytes));
     uint64_t unused = 0;
     for (const lt__blk *b = s->unused; b && unused <= s->n_unused; b = b->next) unused++;
     if (unused != s->n_unused || unused + records != (uint64_t)s->n_segs * LT__SEG)
-        return lt__fail(err, LT_E_INVALID, "pool check: %llu records in use and %llu unused of %llu", (unsigned long long)records,
-                        (unsigned long long)unused, (unsigned long long)(s->n_segs * LT__SEG));
+        return lt__fail(err, LT_E_INVALID, "pool check: %llu records in use and %llu unused of %llu",
+                        (unsigned long long)records, (unsigned long long)unused,
+                        (unsigned long long)(s->n_segs * LT__SEG));
     if (out->bytes[LT__BLK_FREE] != s->free_bytes || out->bytes[LT__BLK_HOLE] != s->hole_bytes)
-        return lt__fail(err, LT_E_INVALID, "pool check: counters say %llu free and %llu uncommitted, the range %llu and %llu",
+        return lt__fail(err, LT_E_INVALID,
+                        "pool check: counters say %llu free and %llu uncommitted, the range %llu and %llu",
                         (unsigned long long)s->free_bytes, (unsigned long long)s->hole_bytes,
-                        (unsigned long long)out->bytes[LT__BLK_FREE], (unsigned long long)out->bytes[LT__BLK_HOLE]);
+                        (unsigned long long)out->bytes[LT__BLK_FREE],
+                        (unsigned long long)out->bytes[LT__BLK_HOLE]);
     return check_lists(s, out, err);
 }

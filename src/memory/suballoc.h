@@ -15,6 +15,13 @@
 #define LT_MEMORY_SUBALLOC_H
 
 #include "base/mem.h"
+#include "lowtide/pool.h"
+
+/* Whether blocks of this use are short-lived, and grow from the high end. */
+static inline bool lt__use_grows_down(lt_use use)
+{
+    return use == LT_USE_ACTIVATION || use == LT_USE_STAGING || use == LT_USE_OTHER;
+}
 
 enum { LT__SL_BITS = 5, LT__SL = 1 << LT__SL_BITS, LT__FL = 60 };
 
@@ -87,7 +94,8 @@ lt__blk *lt__sub_split(lt__sub *s, lt__blk *b, uint64_t addr);
 lt__blk *lt__sub_fuse(lt__sub *s, lt__blk *first, lt__blk *last);
 
 /* NULL unless the slot holds a LIVE block of that serial. */
-static inline lt__blk *lt__sub_lookup(const lt__sub *s, uint32_t slot, uint32_t serial) {
+static inline lt__blk *lt__sub_lookup(const lt__sub *s, uint32_t slot, uint32_t serial)
+{
     size_t seg = slot >> LT__SEG_BITS;
     if (seg >= s->n_segs) return NULL;
     lt__blk *b = &s->segs[seg][slot & (LT__SEG - 1)];

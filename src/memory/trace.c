@@ -28,20 +28,21 @@ struct lt_trace {
     lt_ctx *ctx;
     lt__outfile *out;
     pthread_mutex_t lock;
-    pthread_cond_t  wake;
-    pthread_t       writer;
-    chunk   *filling, *full, *full_last, *idle;
+    pthread_cond_t wake;
+    pthread_t writer;
+    chunk *filling, *full, *full_last, *idle;
     uint32_t n_chunks, scopes;
-    bool     closing;
+    bool closing;
     uint64_t start_ns, lost;
     const lt_queue **queues;
-    size_t   n_queues, cap_queues;
+    size_t n_queues, cap_queues;
     pthread_t *threads;
-    size_t   n_threads, cap_threads;
-    lt_err   first_err; /* of the writer */
+    size_t n_threads, cap_threads;
+    lt_err first_err; /* of the writer */
 };
 
-const char *lt__trace_action_name(lt__trace_action a) {
+const char *lt__trace_action_name(lt__trace_action a)
+{
     static const char *const names[] = {
 #define LT_X(name, text) text,
         LT__TRACE_LIST(LT_X)
@@ -50,13 +51,16 @@ const char *lt__trace_action_name(lt__trace_action a) {
     return (unsigned)a < LT__TRACE_COUNT ? names[a] : "unknown";
 }
 
-static lt_status write_chunk(lt__outfile *out, const chunk *c, lt_err *err) {
+static lt_status write_chunk(lt__outfile *out, const chunk *c, lt_err *err)
+{
     char buf[64 * LINE_MAX_BYTES];
     size_t n = 0;
     for (uint32_t i = 0; i < c->n; i++) {
         const lt__trace_event *e = &c->events[i];
-        n += (size_t)snprintf(buf + n, sizeof buf - n, "%" PRIu64 ",%" PRIu32 ",%" PRIu32 ",%s,%" PRIu64 ",%" PRIu64 ",%" PRIu64 "\n",
-                              e->time_ns, e->thread, e->queue, lt__trace_action_name(e->action), e->object, e->bytes, e->aux);
+        n += (size_t)snprintf(buf + n, sizeof buf - n,
+                              "%" PRIu64 ",%" PRIu32 ",%" PRIu32 ",%s,%" PRIu64 ",%" PRIu64 ",%" PRIu64 "\n",
+                              e->time_ns, e->thread, e->queue, lt__trace_action_name(e->action), e->object,
+                              e->bytes, e->aux);
         if (n <= sizeof buf - LINE_MAX_BYTES && i + 1 < c->n) continue;
         lt_status st = lt__outfile_write(out, buf, n, err);
         if (st != LT_OK) return st;
@@ -65,7 +69,8 @@ static lt_status write_chunk(lt__outfile *out, const chunk *c, lt_err *err) {
     return LT_OK;
 }
 
-static void *run_writer(void *arg) {
+static void *run_writer(void *arg)
+{
     lt_trace *t = arg;
     pthread_mutex_lock(&t->lock);
     for (;;) {
@@ -88,7 +93,8 @@ static void *run_writer(void *arg) {
     return NULL;
 }
 
-static void free_chunks(lt_ctx *ctx, chunk *c) {
+static void free_chunks(lt_ctx *ctx, chunk *c)
+{
     while (c) {
         chunk *next = c->next;
         lt__free(ctx, c, sizeof *c);
@@ -96,7 +102,8 @@ static void free_chunks(lt_ctx *ctx, chunk *c) {
     }
 }
 
-static void free_trace(lt_trace *t) {
+static void free_trace(lt_trace *t)
+{
     lt_ctx *ctx = t->ctx;
     free_chunks(ctx, t->filling);
     free_chunks(ctx, t->full);
@@ -108,7 +115,8 @@ static void free_trace(lt_trace *t) {
     lt__free(ctx, t, sizeof *t);
 }
 
-lt_status lt_trace_create(lt_ctx *ctx, const char *path, lt_trace **out, lt_err *err) {
+lt_status lt_trace_create(lt_ctx *ctx, const char *path, lt_trace **out, lt_err *err)
+{
     *out = NULL;
     lt_trace *t = lt__zalloc(ctx, sizeof *t);
     if (!t) return lt__fail_oom(err, sizeof *t, "a trace");
@@ -129,7 +137,8 @@ lt_status lt_trace_create(lt_ctx *ctx, const char *path, lt_trace **out, lt_err 
     if (st != LT_OK) goto fail_file;
     int e = pthread_create(&t->writer, NULL, run_writer, t);
     if (e) {
-        st = lt__fail_native(err, LT_E_HOST_OOM, e, "trace '%s': no thread to write it: %s", path, strerror(e));
+        st = lt__fail_native(err, LT_E_HOST_OOM, e, "trace '%s': no thread to write it: %s", path,
+                             strerror(e));
         goto fail_file;
     }
     *out = t;
@@ -142,7 +151,8 @@ fail:
     return st;
 }
 
-static void hand_over(lt_trace *t) {
+static void hand_over(lt_trace *t)
+{
     chunk *c = t->filling;
     t->filling = NULL;
     if (!c) return;
@@ -152,13 +162,16 @@ static void hand_over(lt_trace *t) {
         return;
     }
     c->next = NULL;
-    if (t->full_last) t->full_last->next = c;
-    else t->full = c;
+    if (t->full_last)
+        t->full_last->next = c;
+    else
+        t->full = c;
     t->full_last = c;
     pthread_cond_signal(&t->wake);
 }
 
-lt_status lt_trace_close(lt_trace *t, lt_err *err) {
+lt_status lt_trace_close(lt_trace *t, lt_err *err)
+{
     if (!t) return LT_OK;
     pthread_mutex_lock(&t->lock);
     hand_over(t);
@@ -170,16 +183,20 @@ lt_status lt_trace_close(lt_trace *t, lt_err *err) {
     if (st != LT_OK) {
         if (err) *err = t->first_err;
     } else if (t->lost) {
-        st = lt__fail(err, LT_E_HOST_OOM, "trace: %llu events were lost for want of buffers, so the file is not kept",
+        st = lt__fail(err, LT_E_HOST_OOM,
+                      "trace: %llu events were lost for want of buffers, so the file is not kept",
                       (unsigned long long)t->lost);
     }
-    if (st == LT_OK) st = lt__outfile_commit(t->out, err);
-    else lt__outfile_abandon(t->out);
+    if (st == LT_OK)
+        st = lt__outfile_commit(t->out, err);
+    else
+        lt__outfile_abandon(t->out);
     free_trace(t);
     return st;
 }
 
-uint32_t lt__trace_scope(lt_trace *t) {
+uint32_t lt__trace_scope(lt_trace *t)
+{
     if (!t) return 0;
     pthread_mutex_lock(&t->lock);
     uint32_t n = ++t->scopes;
@@ -187,7 +204,8 @@ uint32_t lt__trace_scope(lt_trace *t) {
     return n;
 }
 
-uint32_t lt__trace_queue(lt_trace *t, const lt_queue *queue) {
+uint32_t lt__trace_queue(lt_trace *t, const lt_queue *queue)
+{
     if (!t || !queue) return 0;
     pthread_mutex_lock(&t->lock);
     size_t i = 0;
@@ -200,7 +218,8 @@ uint32_t lt__trace_queue(lt_trace *t, const lt_queue *queue) {
     return number;
 }
 
-static uint32_t number_thread(lt_trace *t) {
+static uint32_t number_thread(lt_trace *t)
+{
     pthread_t me = pthread_self();
     size_t i = 0;
     while (i < t->n_threads && !pthread_equal(t->threads[i], me)) i++;
@@ -210,7 +229,9 @@ static uint32_t number_thread(lt_trace *t) {
     return i < t->n_threads ? (uint32_t)i + 1 : UINT32_MAX;
 }
 
-void lt__trace_write(lt_trace *t, uint32_t queue, lt__trace_action action, uint64_t object, uint64_t bytes, uint64_t aux) {
+void lt__trace_write(lt_trace *t, uint32_t queue, lt__trace_action action, uint64_t object, uint64_t bytes,
+                     uint64_t aux)
+{
     pthread_mutex_lock(&t->lock);
     chunk *c = t->filling;
     if (!c) {
@@ -227,28 +248,39 @@ void lt__trace_write(lt_trace *t, uint32_t queue, lt__trace_action action, uint6
         c->next = NULL;
         t->filling = c;
     }
-    c->events[c->n++] = (lt__trace_event){.time_ns = lt__now_ns() - t->start_ns, .thread = number_thread(t), .queue = queue,
-                                          .action = action, .object = object, .bytes = bytes, .aux = aux};
+    c->events[c->n++] = (lt__trace_event){.time_ns = lt__now_ns() - t->start_ns,
+                                          .thread = number_thread(t),
+                                          .queue = queue,
+                                          .action = action,
+                                          .object = object,
+                                          .bytes = bytes,
+                                          .aux = aux};
     if (c->n == CHUNK_EVENTS) hand_over(t);
     pthread_mutex_unlock(&t->lock);
 }
 
-typedef struct cursor { const char *at, *end; } cursor;
+typedef struct cursor {
+    const char *at, *end;
+} cursor;
 
 /* Digits up to `stop`, which is swallowed; no sign, no space, no leading zero. */
-static bool take_u64(cursor *c, char stop, uint64_t max, uint64_t *out) {
+static bool take_u64(cursor *c, char stop, uint64_t max, uint64_t *out)
+{
     uint64_t v = 0;
     const char *start = c->at;
     for (; c->at < c->end && *c->at >= '0' && *c->at <= '9'; c->at++) {
         if (!lt__mul_u64(v, 10, &v) || !lt__add_u64(v, (uint64_t)(*c->at - '0'), &v)) return false;
     }
-    if (c->at == start || (*start == '0' && c->at - start > 1) || v > max || c->at == c->end || *c->at != stop) return false;
+    if (c->at == start || (*start == '0' && c->at - start > 1) || v > max || c->at == c->end ||
+        *c->at != stop)
+        return false;
     c->at++;
     *out = v;
     return true;
 }
 
-static bool take_action(cursor *c, lt__trace_action *out) {
+static bool take_action(cursor *c, lt__trace_action *out)
+{
     const char *comma = memchr(c->at, ',', (size_t)(c->end - c->at));
     if (!comma) return false;
     size_t n = (size_t)(comma - c->at);
@@ -262,7 +294,8 @@ static bool take_action(cursor *c, lt__trace_action *out) {
     return false;
 }
 
-static bool take_line(cursor *c, lt__trace_event *e, const char **what) {
+static bool take_line(cursor *c, lt__trace_event *e, const char **what)
+{
     uint64_t thread, queue;
     *what = "time_ns";
     if (!take_u64(c, ',', UINT64_MAX, &e->time_ns)) return false;
@@ -283,12 +316,15 @@ static bool take_line(cursor *c, lt__trace_event *e, const char **what) {
     return true;
 }
 
-lt_status lt__trace_parse(const char *name, const char *text, size_t bytes, lt__trace_event_fn *fn, void *user, lt_err *err) {
+lt_status lt__trace_parse(const char *name, const char *text, size_t bytes, lt__trace_event_fn *fn,
+                          void *user, lt_err *err)
+{
     const size_t head = sizeof HEADER - 1, columns = sizeof COLUMNS - 1;
     if (bytes < head || memcmp(text, HEADER, head) != 0)
         return lt__fail(err, LT_E_FORMAT, "%s: not a trace: the first line is not 'lowtide-trace 1'", name);
     if (bytes < head + columns || memcmp(text + head, COLUMNS, columns) != 0)
-        return lt__fail(err, LT_E_FORMAT, "%s: line 2 is not 'time_ns,thread,queue,action,object,bytes,aux'", name);
+        return lt__fail(err, LT_E_FORMAT, "%s: line 2 is not 'time_ns,thread,queue,action,object,bytes,aux'",
+                        name);
     cursor c = {text + head + columns, text + bytes};
     for (uint64_t line = 3; c.at < c.end; line++) {
         lt__trace_event e = {0};
@@ -299,7 +335,8 @@ lt_status lt__trace_parse(const char *name, const char *text, size_t bytes, lt__
             for (const char *s = start; s < c.end && *s != '\n' && n < (int)sizeof seen - 1; s++)
                 seen[n++] = *s >= 32 && *s < 127 ? *s : '?';
             seen[n] = 0;
-            return lt__fail(err, LT_E_FORMAT, "%s: line %llu: bad %s in '%s'", name, (unsigned long long)line, what, seen);
+            return lt__fail(err, LT_E_FORMAT, "%s: line %llu: bad %s in '%s'", name, (unsigned long long)line,
+                            what, seen);
         }
         lt_status st = fn(user, &e, err);
         if (st != LT_OK) return st;
@@ -307,7 +344,8 @@ lt_status lt__trace_parse(const char *name, const char *text, size_t bytes, lt__
     return LT_OK;
 }
 
-lt_status lt__trace_read(lt_ctx *ctx, const char *path, lt__trace_event_fn *fn, void *user, lt_err *err) {
+lt_status lt__trace_read(lt_ctx *ctx, const char *path, lt__trace_event_fn *fn, void *user, lt_err *err)
+{
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) return lt__fail_errno(err, errno, "trace '%s' cannot be opened", path);
     lt_status st = LT_OK;

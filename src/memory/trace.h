@@ -45,11 +45,13 @@ uint32_t lt__trace_queue(lt_trace *t, const lt_queue *queue);
 
 void lt__trace_write(lt_trace *t, uint32_t queue, lt__trace_action action, uint64_t object, uint64_t bytes, uint64_t aux);
 static inline void lt__trace_record(lt_trace *t, uint32_t queue, lt__trace_action action, uint64_t object,
-                                    uint64_t bytes, uint64_t aux) {
+                                    uint64_t bytes, uint64_t aux)
+{
     if (__builtin_expect(t != NULL, 0)) lt__trace_write(t, queue, action, object, bytes, aux);
 }
 
-static inline uint64_t lt__trace_aux(uint32_t scope, uint32_t use, uint64_t align) {
+static inline uint64_t lt__trace_aux(uint32_t scope, uint32_t use, uint64_t align)
+{
     return (uint64_t)scope << 16 | (uint64_t)(align ? __builtin_ctzll(align) : 0) << 8 | (use & 0xff);
 }
 
