@@ -91,7 +91,7 @@ lt_status lt_pool_create(lt_device *dev, const lt_pool_desc *desc, lt_pool **out
                              lt__format_bytes(p->range, a, sizeof a), why.text);
         goto fail_reserve;
     }
-    LT_ASSERT(p->base && p->base < 1ull << 62);
+    LT_ASSERT(p->base && p->range < UINT64_MAX - p->base);
     st = lt__sub_init(&p->sub, ctx, p->base, p->range, p->granule, err);
     if (st != LT_OK) goto fail_sub;
     p->scope = lt__trace_scope(p->trace);
@@ -137,10 +137,9 @@ void lt_pool_destroy(lt_pool *p)
 {
     if (!p) return;
     lt__pool_lock(p);
-    lt_err err;
-    if (lt__order_drain(p, &err) != LT_OK)
-        lt__log(p->ctx, LT_LOG_WARN, "pool", "'%s': a queue failed: %s", p->name, err.text);
+    lt__order_drain(p);
     if (p->base_mark) (void)!lt_event_sync(p->base_mark->event, NULL);
+    lt__pool_unlock(p); /* nobody else may be here any more */
     if (p->live) {
         char held[200];
         uint64_t blocks = 0;
@@ -153,7 +152,6 @@ void lt_pool_destroy(lt_pool *p)
         if (p->cells[i])
             lt_device_decommit(p->dev, p->base + i * p->chunk,
                                lt__min_u64(p->chunk, p->range - i * p->chunk));
-    lt__pool_unlock(p);
     lt__order_deinit(p);
     lt__sub_deinit(&p->sub);
     lt_device_unreserve(p->dev, p->base, p->range);
@@ -211,8 +209,7 @@ static lt_status find_block(lt_pool *p, const request *r, lt__blk **out, lt_err 
         }
         if (!p->pending) return LT_OK;
         /* Pending and uncommitted neighbours, or a request of the host: the host waits. */
-        st = lt__order_drain(p, err);
-        if (st != LT_OK) return st;
+        lt__order_drain(p);
     }
     return LT_OK;
 }
@@ -333,6 +330,9 @@ void lt_pool_free(lt_pool *p, lt_block block, lt_queue *queue)
 {
     if (!block.serial && !block.addr) return;
     lt__pool_lock(p);
+    uint16_t own = LT__NO_OWNER;
+    lt_err why = {0};
+    if (p->multi || queue != p->lone) (void)!lt__order_enter(p, queue, false, &own, &why);
     lt__blk *b = lt__sub_lookup(&p->sub, block.slot, block.serial);
     if (!b || b->addr != block.addr || b->bytes != block.bytes) {
         p->bad_frees++;
@@ -348,23 +348,14 @@ void lt_pool_free(lt_pool *p, lt_block block, lt_queue *queue)
     if (p->trace)
         lt__trace_write(p->trace, lt__trace_queue(p->trace, queue), LT__TRACE_FREE,
                         (uint64_t)b->serial << 32 | b->slot, b->bytes, lt__trace_aux(p->scope, b->use, 0));
-    uint16_t own = LT__NO_OWNER;
-    if (queue && (p->multi || queue != p->lone)) {
-        lt_err err;
-        if (lt__order_enter(p, queue, false, &own, &err) != LT_OK) {
-            /* No record of the queue: the block becomes free once its work is through. */
-            lt__log(p->ctx, LT_LOG_WARN, "pool", "'%s': free waits for its queue: %s", p->name, err.text);
-            lt__order_pend_host(p, b, queue);
-            goto done;
-        }
-    }
-    if (own != LT__NO_OWNER) {
+    if (why.status != LT_OK) {
+        lt__order_pend_host(p, b, queue, &why); /* no memory to remember the queue */
+    } else if (own != LT__NO_OWNER) {
         lt__order_pend(p, b, queue, own);
     } else {
         if (queue) p->lone_dirty = true;
         lt__sub_free(&p->sub, b);
     }
-done:
     lt__pool_unlock(p);
 }
 

@@ -61,8 +61,9 @@ static bool find_place(const lt_pool *p, uint64_t bytes, uint64_t align, bool hi
         uint64_t start = lo->addr, end = hi->addr + hi->bytes;
         if (end - start < bytes) continue;
         for (int side = 0; side < 2; side++) {
-            uint64_t at = side ? lt__round_down(end - bytes, align) : lt__round_up(start, align);
-            if (at < start || at - start > end - start - bytes) continue;
+            uint64_t pad = -start & (align - 1);
+            uint64_t at = side ? lt__round_down(end - bytes, align) : start + pad;
+            if (side ? at < start : pad > end - start - bytes) continue;
             uint64_t c = missing(p, at, bytes);
             if (found && (c > *cost || (c == *cost && (high ? at <= *addr : at >= *addr)))) continue;
             found = true;
@@ -98,9 +99,11 @@ lt_status lt__grow_for(lt_pool *p, uint64_t bytes, uint64_t align, bool high, bo
         if (st != LT_OK) return st;
         st = commit_cells(p, first, last, err);
         if (transient(st) && !attempt) { /* "not ready": once more, when the device has settled */
-            lt__log(p->ctx, LT_LOG_WARN, "pool", "'%s': commit failed once, trying again after a wait",
-                    p->name);
-            if (lt__order_drain(p, err) == LT_OK) continue;
+            lt__pool_unlock(p);
+            lt__log(p->ctx, LT_LOG_WARN, "pool", "'%s': a commit failed, tried once more after a wait", p->name);
+            lt__pool_lock(p);
+            lt__order_drain(p);
+            continue;
         }
         *grew = st == LT_OK;
         return st;
@@ -113,29 +116,17 @@ lt_status lt__grow_all(lt_pool *p, lt_err *err)
     return st == LT_OK ? commit_cells(p, 0, p->n_cells - 1, err) : st;
 }
 
-/* Work may still run on memory that one lone queue freed: events say when it is through. */
+/* Work may still run on what became free without an event, or behind the base event. */
 static void settle(lt_pool *p)
 {
-    lt_err err;
-    lt_status st = LT_OK;
-    if (!p->multi && p->lone && p->lone_dirty) {
-        lt_queue *q = p->lone;
-        lt__mark *m = lt__mark_take(p, &err);
-        if (m && lt_event_record(m->event, q, &err) != LT_OK) {
-            lt__mark_drop(p, m);
-            return; /* a failed queue runs nothing any more */
-        }
-        lt__pool_unlock(p);
-        st = m ? lt_event_sync(m->event, &err) : lt_queue_sync(q, &err);
-        lt__pool_lock(p);
-        if (m) lt__mark_drop(p, m);
-    } else if (p->base_mark) {
+    lt__order_settle(p);
+    while (p->base_mark) {
         lt_event *ev = p->base_mark->event;
         lt__pool_unlock(p);
-        st = lt_event_sync(ev, &err);
+        (void)!lt_event_sync(ev, NULL); /* reached also when its queue failed */
         lt__pool_lock(p);
+        lt__order_retire(p);
     }
-    if (st != LT_OK) lt__log(p->ctx, LT_LOG_WARN, "pool", "'%s': a queue failed: %s", p->name, err.text);
 }
 
 uint64_t lt__grow_trim(lt_pool *p, uint64_t keep)

@@ -73,15 +73,16 @@ static inline void lt__pool_unlock(const lt_pool *p) { pthread_mutex_unlock((pth
 lt_status lt__order_enter(lt_pool *p, lt_queue *queue, bool alloc, uint16_t *own, lt_err *err);
 void lt__order_retire(lt_pool *p); /* what events say is done becomes free */
 /* Takes b out of use behind what `queue` holds now. May give the lock up. */
-void lt__order_pend_host(lt_pool *p, lt__blk *b, lt_queue *queue); /* waits for the queue here: slow, needs no memory */
+void lt__order_pend_host(lt_pool *p, lt__blk *b, lt_queue *queue, const lt_err *why); /* waits for the queue here: slow, needs no memory */
 void lt__order_pend(lt_pool *p, lt__blk *b, lt_queue *queue, uint16_t own);
 lt__blk *lt__order_exact(lt_pool *p, uint16_t own, uint64_t bytes, uint64_t align);
 /* From free and pending blocks; only own ones, or any, for which `queue` is made to wait. */
 lt_status lt__order_run(lt_pool *p, lt_queue *queue, uint16_t own, bool any, uint64_t bytes, uint64_t align, bool high,
                         lt__blk **out, lt_err *err);
-lt_status lt__order_drain(lt_pool *p, lt_err *err); /* host waits for all pending; gives the lock up */
+void lt__order_drain(lt_pool *p); /* host waits for all pending; gives the lock up */
 lt__mark *lt__mark_take(lt_pool *p, lt_err *err);
 void lt__mark_drop(lt_pool *p, lt__mark *m);
+void lt__order_settle(lt_pool *p); /* host waits for what one lone queue freed; gives the lock up */
 void lt__order_forget(lt_pool *p, lt_queue *queue);
 void lt__order_deinit(lt_pool *p);
 lt_status lt__order_check(const lt_pool *p, lt_err *err);

@@ -99,22 +99,29 @@ static lt_status number_of(lt_pool *p, lt_queue *queue, uint16_t *own, lt_err *e
     return LT_OK;
 }
 
-static lt_status end_lone(lt_pool *p, lt_err *err)
+/* A queue that failed runs nothing any more: its error is told by its own calls, and what it
+ * freed is free. */
+static void sync_unlocked(lt_pool *p, lt_queue *queue, lt_event *event)
 {
-    if (p->lone && p->lone_dirty) {
-        lt__mark *m = lt__mark_take(p, err);
-        if (!m) return err ? err->status : LT_E_HOST_OOM;
-        lt_err why;
-        if (lt_event_record(m->event, p->lone, &why) == LT_OK) {
-            p->base_mark = m;
-        } else { /* a failed queue runs nothing any more, so there is nothing to wait for */
-            lt__log(p->ctx, LT_LOG_WARN, "pool", "'%s': no event on a queue: %s", p->name, why.text);
-            lt__mark_drop(p, m);
-        }
-        p->lone_dirty = false;
+    lt_err err;
+    lt__pool_unlock(p);
+    if ((event ? lt_event_sync(event, &err) : lt_queue_sync(queue, &err)) != LT_OK)
+        lt__log(p->ctx, LT_LOG_WARN, "pool", "'%s': a queue failed: %s", p->name, err.text);
+    lt__pool_lock(p);
+}
+
+/* Waits once for what the lone queue freed without events. Only the thread that feeds a queue
+ * may record on it, so an event cannot be had afterwards. */
+void lt__order_settle(lt_pool *p)
+{
+    while (p->lone && p->lone_dirty) {
+        lt_queue *q = p->lone;
+        bool ends = p->multi; /* else it goes on freeing without events */
+        sync_unlocked(p, q, NULL);
+        if (p->lone == q && ends) p->lone_dirty = false;
+        p->waits++;
+        if (!ends) return;
     }
-    p->multi = true;
-    return LT_OK;
 }
 
 lt_status lt__order_enter(lt_pool *p, lt_queue *queue, bool alloc, uint16_t *own, lt_err *err)
@@ -126,35 +133,28 @@ lt_status lt__order_enter(lt_pool *p, lt_queue *queue, bool alloc, uint16_t *own
             return LT_OK;
         }
         if (!queue && (!alloc || !p->lone_dirty)) return LT_OK;
-        lt_err e = {0};
-        lt_status st = end_lone(p, &e);
-        if (st != LT_OK) {
-            if (err) *err = e;
-            return st;
-        }
+        p->multi = true; /* from here on every free has its event */
     }
+    if (alloc && queue != p->lone) lt__order_settle(p);
     if (queue) return number_of(p, queue, own, err);
-    while (alloc && p->base_mark && !lt_event_done(p->base_mark->event)) {
-        lt_event *ev = p->base_mark->event;
-        lt__pool_unlock(p);
-        lt_status st = lt_event_sync(ev, err);
-        lt__pool_lock(p);
-        if (st != LT_OK) return st;
+    while (alloc && p->base_mark) {
+        lt__order_retire(p);
+        if (p->base_mark) sync_unlocked(p, NULL, p->base_mark->event);
     }
     return LT_OK;
 }
 
-void lt__order_pend_host(lt_pool *p, lt__blk *b, lt_queue *queue)
+void lt__order_pend_host(lt_pool *p, lt__blk *b, lt_queue *queue, const lt_err *why)
 {
-    lt_err err;
     lt__sub_retire(b);
     b->state = LT__BLK_PENDING;
     b->owner = LT__NO_OWNER;
     p->pending += b->bytes;
+    p->waits++;
     lt__pool_unlock(p);
-    if (lt_queue_sync(queue, &err) != LT_OK)
-        lt__log(p->ctx, LT_LOG_WARN, "pool", "'%s': a queue failed: %s", p->name, err.text);
+    lt__log(p->ctx, LT_LOG_WARN, "pool", "'%s': a free waits for its queue: %s", p->name, why->text);
     lt__pool_lock(p);
+    sync_unlocked(p, queue, NULL);
     p->pending -= b->bytes;
     lt__sub_free(&p->sub, b);
 }
@@ -163,15 +163,12 @@ void lt__order_pend(lt_pool *p, lt__blk *b, lt_queue *queue, uint16_t own)
 {
     lt_err err;
     lt__mark *m = lt__mark_take(p, &err);
-    if (!m) {
-        lt__log(p->ctx, LT_LOG_WARN, "pool", "'%s': free waits for its queue: %s", p->name, err.text);
-        lt__order_pend_host(p, b, queue);
-        return;
-    }
-    if (lt_event_record(m->event, queue, &err) != LT_OK) {
-        lt__log(p->ctx, LT_LOG_WARN, "pool", "'%s': no event on a queue: %s", p->name, err.text);
+    if (m && lt_event_record(m->event, queue, &err) != LT_OK) {
         lt__mark_drop(p, m);
-        lt__sub_free(&p->sub, b);
+        m = NULL;
+    }
+    if (!m) {
+        lt__order_pend_host(p, b, queue, &err);
         return;
     }
     lt__pool_queue *q = &p->queues[own];
@@ -282,46 +279,36 @@ lt_status lt__order_run(lt_pool *p, lt_queue *queue, uint16_t own, bool any, uin
     return LT_OK;
 }
 
-lt_status lt__order_drain(lt_pool *p, lt_err *err)
+void lt__order_drain(lt_pool *p)
 {
-    for (size_t i = 0; i < p->n_queues; i++) {
-        lt__mark *m = p->queues[i].last;
-        if (!m) continue;
-        lt_event *ev = m->event;
-        lt__pool_unlock(p);
-        lt_status st = lt_event_sync(ev, err);
-        lt__pool_lock(p);
-        if (st != LT_OK) return st;
-    }
+    for (size_t i = 0; i < p->n_queues; i++)
+        if (p->queues[i].last) sync_unlocked(p, NULL, p->queues[i].last->event);
     lt__order_retire(p);
-    return LT_OK;
 }
 
 void lt__order_forget(lt_pool *p, lt_queue *queue)
 {
-    if (!p->multi) {
-        if (p->lone != queue) return;
-        if (p->lone_dirty) {
-            lt_err err;
-            lt__mark *m = lt__mark_take(p, &err);
-            if (m && lt_event_record(m->event, queue, &err) == LT_OK) {
-                p->base_mark = m;
-                p->multi = true; /* what is left of it is guarded by the base mark */
-            } else {
-                if (m) lt__mark_drop(p, m);
-                lt__pool_unlock(p);
-                if (lt_queue_sync(queue, &err) != LT_OK)
-                    lt__log(p->ctx, LT_LOG_WARN, "pool", "'%s': a queue failed: %s", p->name, err.text);
-                lt__pool_lock(p);
-            }
-            p->lone_dirty = false;
-        }
-        p->lone = NULL;
-        return;
-    }
-    if (p->lone == queue) p->lone = NULL;
     for (size_t i = 0; i < p->n_queues; i++)
         if (p->queues[i].queue == queue) p->queues[i].queue = NULL;
+    if (p->lone != queue) return;
+    if (p->lone_dirty) {
+        /* Called by whoever feeds the queue: an event is possible. Queues already met have
+         * passed the place where they would wait for it. */
+        lt__mark *m = p->n_queues ? NULL : lt__mark_take(p, NULL);
+        if (m && lt_event_record(m->event, queue, NULL) != LT_OK) {
+            lt__mark_drop(p, m);
+            m = NULL;
+        }
+        if (m) {
+            p->base_mark = m;
+            p->multi = true;
+        } else {
+            sync_unlocked(p, queue, NULL);
+        }
+    }
+    if (p->lone != queue) return; /* forgotten twice at once */
+    p->lone = NULL;
+    p->lone_dirty = false;
 }
 
 static void destroy_marks(lt_pool *p, lt__mark *m)

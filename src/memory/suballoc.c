@@ -269,9 +269,9 @@ static bool place(uint64_t addr, uint64_t have, uint64_t bytes, uint64_t align, 
         *at = a;
         return a >= addr;
     }
-    uint64_t a = lt__round_up(addr, align); /* the range ends below 2^63, see pool.c */
-    *at = a;
-    return a - addr <= have - bytes;
+    uint64_t pad = -addr & (align - 1);
+    *at = addr + pad;
+    return pad <= have - bytes;
 }
 
 static bool better(const lt__blk *b, const lt__blk *best, bool high)
