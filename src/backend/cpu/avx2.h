@@ -11,6 +11,10 @@
 #define LT_ALWAYS static inline __attribute__((always_inline))
 #define LT_UNROLL _Pragma("GCC unroll 16")
 
+/* A running sum stays one: left alone, the compiler turns chains of integer adds into trees, and
+ * what they keep alive spills. */
+#define LT_KEEP(v) __asm__("" : "+x"(v))
+
 LT_ALWAYS __m256i lt__load256(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
 LT_ALWAYS __m128i lt__load128(const void *p) { return _mm_loadu_si128((const __m128i *)p); }
 LT_ALWAYS void lt__store256(void *p, __m256i v) { _mm256_storeu_si256((__m256i *)p, v); }
@@ -29,6 +33,18 @@ LT_ALWAYS __m256 lt__regs_tree(const __m256 *a) {
     __m256 b0 = _mm256_add_ps(a[0], a[4]), b1 = _mm256_add_ps(a[1], a[5]);
     __m256 b2 = _mm256_add_ps(a[2], a[6]), b3 = _mm256_add_ps(a[3], a[7]);
     return _mm256_add_ps(_mm256_add_ps(b0, b2), _mm256_add_ps(b1, b3));
+}
+
+/* The halving tree over 256 accumulators, register k holding 8 k to 8 k + 7. */
+LT_ALWAYS float lt__regs_tree256(const __m256 *a) {
+    __m256 b[16];
+    LT_UNROLL
+    for (int i = 0; i < 16; i++)
+        b[i] = _mm256_add_ps(a[i], a[i + 16]);
+    LT_UNROLL
+    for (int i = 0; i < 8; i++)
+        b[i] = _mm256_add_ps(b[i], b[i + 8]);
+    return lt__lanes_tree(lt__regs_tree(b));
 }
 
 /* Lane r of the result is the halving tree of a[r]'s lanes: eight trees at once. */

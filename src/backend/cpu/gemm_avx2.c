@@ -9,7 +9,8 @@
 
 #define L2_PANELS ((size_t)192 << 10) /* of a second-level cache of 512 KiB */
 #define L2_TOKENS ((size_t)96 << 10)
-#define TILE_TOKENS 4
+#define TILE_TOKENS 3
+#define TILE_PANELS 2
 
 /* Bytes of a block of a panel: weights, scales, and minima or pairs of integer scales and offsets. */
 LT_ALWAYS size_t record_bytes(lt__wkind k) {
@@ -157,6 +158,7 @@ LT_ALWAYS void tile_sums(const lt_dtype t, const int np, const int nt, const til
                 for (int p = 0; p < np; p++) {
                     __m256i y = _mm256_maddubs_epi16(aw[p], kind == WK_S8 ? _mm256_sign_epi8(q, w[p]) : q);
                     x[p * nt + j] = k ? _mm256_add_epi16(x[p * nt + j], y) : y;
+                    LT_KEEP(x[p * nt + j]);
                 }
             }
         }
@@ -174,6 +176,7 @@ LT_ALWAYS void tile_sums(const lt_dtype t, const int np, const int nt, const til
         for (int i = 0; i < np * nt; i++) {
             __m256i y = _mm256_madd_epi16(x[i], scale[i / nt]);
             sum[i] = g ? _mm256_add_epi32(sum[i], y) : y;
+            LT_KEEP(sum[i]);
         }
     }
 }
@@ -244,10 +247,9 @@ typedef struct gemm_fns {
 
 #define GEMM(T, N) \
     static void pack_##T(const uint8_t *const *row, uint64_t nb, uint8_t *rec) { pack##N(LT_DTYPE_##T, row, nb, rec); } \
-    static void tile1_##T(const tile_args *a) { tile(LT_DTYPE_##T, 1, 1, a); } \
-    static void tile2_##T(const tile_args *a) { tile(LT_DTYPE_##T, 1, 2, a); } \
-    static void tile3_##T(const tile_args *a) { tile(LT_DTYPE_##T, 1, 3, a); } \
-    static void tile4_##T(const tile_args *a) { tile(LT_DTYPE_##T, 1, 4, a); }
+    static void tile1_##T(const tile_args *a) { tile(LT_DTYPE_##T, TILE_PANELS, 1, a); } \
+    static void tile2_##T(const tile_args *a) { tile(LT_DTYPE_##T, TILE_PANELS, 2, a); } \
+    static void tile3_##T(const tile_args *a) { tile(LT_DTYPE_##T, TILE_PANELS, 3, a); }
 GEMM(Q4_0, 32)
 GEMM(Q4_1, 32)
 GEMM(Q5_0, 32)
@@ -262,7 +264,7 @@ GEMM(Q5_K, 256)
 GEMM(Q6_K, 256)
 GEMM(IQ4_XS, 256)
 
-#define FNS(T) [LT_DTYPE_##T] = {pack_##T, {tile1_##T, tile2_##T, tile3_##T, tile4_##T}}
+#define FNS(T) [LT_DTYPE_##T] = {pack_##T, {tile1_##T, tile2_##T, tile3_##T}}
 static const gemm_fns fns[LT_DTYPE_COUNT] = {
     FNS(Q4_0), FNS(Q4_1), FNS(Q5_0), FNS(Q5_1), FNS(Q8_0), FNS(IQ4_NL), FNS(MXFP4),
     FNS(Q2_K), FNS(Q3_K), FNS(Q4_K), FNS(Q5_K), FNS(Q6_K), FNS(IQ4_XS),
@@ -299,10 +301,10 @@ void lt__gemm_avx2(const lt__gemm *g, uint64_t first, uint64_t end, void *scratc
         for (uint64_t t0 = 0; t0 < g->tokens; t0 += chunk) {
             const uint64_t m = g->tokens - t0 < chunk ? g->tokens - t0 : chunk;
             fill_aux(g, t0, m, nb, aux);
-            for (uint64_t r = 0; r < n; r += 8)
+            for (uint64_t r = 0; r < n; r += 8 * TILE_PANELS)
                 for (uint64_t j = 0; j < m; j += TILE_TOKENS) {
                     const uint64_t nt = m - j < TILE_TOKENS ? m - j : TILE_TOKENS;
-                    tile_args a = {.panel = {panels + r / 8 * pb}, .nb = nb, .rows = n - r};
+                    tile_args a = {.panel = {panels + r / 8 * pb, panels + (r + 8 < n ? r / 8 + 1 : r / 8) * pb}, .nb = nb, .rows = n - r};
                     for (uint64_t k = 0; k < nt; k++) {
                         a.tok[k] = lt__q8a_at(g->act + (t0 + j + k) * g->act_stride, g->cols);
                         a.aux[k] = aux + (j + k) * nb * 4;

@@ -1,5 +1,6 @@
 /* LINEAR over quantised weights: how the rows are shared out. */
 #include "backend/cpu/linear_avx2.h"
+#include "backend/cpu/rows_avx2.h"
 
 #define MATVEC_BYTES ((size_t)32 << 10) /* of weights taken at a time by a thread */
 

@@ -21,7 +21,5 @@ size_t lt__gemm_scratch_avx2(lt_dtype t, uint64_t cols);
 /* Rows worth taking at a time so that their unpacked panels stay in the second-level cache. */
 uint64_t lt__gemm_rows_avx2(lt_dtype t, uint64_t cols);
 
-lt_status lt__linear_quant_avx2(const lt_op_args *args, lt_team *team, void *scratch, size_t scratch_bytes, lt_err *err);
-size_t lt__linear_quant_scratch_avx2(const lt_op_args *args, uint32_t threads);
 
 #endif
