@@ -24,13 +24,16 @@ extern "C" {
 
 /* X(NAME, "name for --chat-template", "who uses it") */
 #define LT_CHAT_LIST(X)                                          \
-    X(CHATML,  "chatml",  "Qwen 2 and 3, and many finetunes")    \
+    X(CHATML,  "chatml",  "ChatML: Qwen 1.5 and many finetunes") \
     X(SMOLLM2, "smollm2", "SmolLM2: ChatML with its own default system message") \
     X(QWEN2,   "qwen2",   "Qwen 2.5: ChatML with its own default system message") \
+    X(QWEN3,   "qwen3",   "Qwen 3: ChatML that forgets the thoughts of earlier turns") \
     X(LLAMA2,  "llama2",  "Llama 2 chat")                        \
-    X(LLAMA3,  "llama3",  "Llama 3, 3.1, 3.2")                   \
-    X(MISTRAL, "mistral", "Mistral instruct v0.1 to v0.3")       \
-    X(TEKKEN,  "tekken",  "Mistral Nemo and later")              \
+    X(LLAMA3,  "llama3",  "Llama 3")                             \
+    X(LLAMA31, "llama3.1", "Llama 3.1 and 3.2: always a system message, with the vendor's dates") \
+    X(MISTRAL1, "mistral-v1", "Mistral instruct v0.1 and v0.2, Mixtral") \
+    X(MISTRAL, "mistral", "Mistral instruct v0.3")               \
+    X(TEKKEN,  "tekken",  "Mistral Nemo")                        \
     X(GEMMA,   "gemma",   "Gemma 2 and 3")                       \
     X(PHI3,    "phi3",    "Phi 3 and 3.5")                       \
     X(PHI4,    "phi4",    "Phi 4 mini")
@@ -47,7 +50,8 @@ typedef struct lt_chat_message { const char *role, *content; } lt_chat_message;
 LT_API const char *lt_chat_name(lt_chat_template t);
 LT_API bool lt_chat_by_name(const char *name, lt_chat_template *out);
 LT_API LT_NODISCARD lt_status lt_chat_detect(const lt_modelfile *f, lt_chat_template *out, lt_err *err);
-/* `open`: ends with the header of the assistant's turn. The text holds control tokens in
+/* A space that the tokenizer puts in front of text behind a control token (Mistral up to v0.3)
+ * is not written here as well. `open`: ends with the header of the assistant's turn. The text holds control tokens in
  * their spelling and no bos: encode with LT_ENCODE_BOS | LT_ENCODE_SPECIAL. */
 LT_API LT_NODISCARD lt_status
 lt_chat_render(lt_ctx *ctx, lt_chat_template t, const lt_chat_message *m, size_t n, bool open,
