@@ -178,7 +178,7 @@ static uint64_t find_slot(const lt_modelfile *f, bool tensors, const char *name)
     return at;
 }
 
-static lt_status build_index(lt_modelfile *f, bool tensors, lt_err *err)
+lt_status lt__mf_index_names(lt_modelfile *f, bool tensors, lt_err *err)
 {
     lt__mf_index *x = tensors ? &f->tensor_index : &f->key_index;
     size_t count = tensors ? f->n_tensors : f->n_keys;
@@ -186,6 +186,8 @@ static lt_status build_index(lt_modelfile *f, bool tensors, lt_err *err)
     if (count >= UINT32_MAX / 4)
         return lt__fail(err, LT_E_FORMAT, "%s holds %zu %s, more than any model has", lt__path_tail(f->parts[0].path), count,
                         tensors ? "tensors" : "keys");
+    lt__free(f->ctx, x->slots, (size_t)x->n * sizeof *x->slots);
+    x->slots = NULL;
     x->n = 8;
     while (x->n < 2 * count) x->n *= 2;
     x->slots = lt__alloc_array(f->ctx, (size_t)x->n, sizeof *x->slots);
@@ -199,6 +201,28 @@ static lt_status build_index(lt_modelfile *f, bool tensors, lt_err *err)
         x->slots[at] = (uint32_t)i + 1;
     }
     return LT_OK;
+}
+
+lt_status lt__mf_read_text(lt_ctx *ctx, const char *path, uint64_t max, char **text, size_t *n, lt_err *err)
+{
+    lt__reader r;
+    lt_status s = lt__reader_open(ctx, path, &r, err);
+
+    *text = NULL;
+    if (s != LT_OK) return s;
+    *n = (size_t)r.size;
+    if (r.size == 0 || r.size > max)
+        s = lt__fail(err, LT_E_FORMAT, "%s is %" PRIu64 " bytes long; 1 to %" PRIu64 " was expected", lt__path_tail(path), r.size, max);
+    else if (!(*text = lt__alloc(ctx, *n)))
+        s = lt__fail_oom(err, *n, "a text file");
+    else
+        s = lt__reader_bytes(&r, *text, *n, "the text", err);
+    if (s != LT_OK) {
+        lt__free(ctx, *text, *n);
+        *text = NULL;
+    }
+    lt__reader_close(&r);
+    return s;
 }
 
 /* ---- what the tokenizer's keys owe one another ---- */
@@ -322,8 +346,8 @@ lt_status lt_modelfile_open(lt_ctx *ctx, const char *path, lt_modelfile **out, l
     f->ctx = ctx;
     if (getrandom(&f->seed, sizeof f->seed, GRND_NONBLOCK) != (ssize_t)sizeof f->seed) f->seed = lt__now_ns();
     s = open_any(f, path, err);
-    if (s == LT_OK) s = build_index(f, false, err);
-    if (s == LT_OK) s = build_index(f, true, err);
+    if (s == LT_OK) s = lt__mf_index_names(f, false, err);
+    if (s == LT_OK) s = lt__mf_index_names(f, true, err);
     if (s == LT_OK) s = check_vocabulary(f, err);
     if (s != LT_OK) {
         lt_modelfile_close(f);

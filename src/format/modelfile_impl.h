@@ -36,6 +36,11 @@ LT_NODISCARD lt_status lt__mf_put_f64(lt_modelfile *f, const char *name, double 
 LT_NODISCARD lt_status lt__mf_put_bool(lt_modelfile *f, const char *name, bool v, lt_err *err);
 LT_NODISCARD lt_status lt__mf_put_str(lt_modelfile *f, const char *name, const char *s, size_t n, lt_err *err);
 
+/* Builds what look-up by name needs, anew when there is one; E_FORMAT for a name that appears twice. */
+LT_NODISCARD lt_status lt__mf_index_names(lt_modelfile *f, bool tensors, lt_err *err);
+/* A whole text file of at most `max` bytes; freed with its length. */
+LT_NODISCARD lt_status lt__mf_read_text(lt_ctx *ctx, const char *path, uint64_t max, char **text, size_t *n, lt_err *err);
+
 /* A name of a key or tensor: valid UTF-8 without control characters. */
 bool lt__mf_name_ok(const char *s, size_t n);
 
