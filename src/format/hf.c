@@ -280,7 +280,7 @@ static lt_status put_window(lt__hf *h, const family *fam, uint64_t layers)
 
 static lt_status put_sizes(lt__hf *h, const family *fam)
 {
-    uint64_t layers, embd, ff, heads, kv, dim, context, vocab;
+    uint64_t layers = 0, embd = 0, ff = 0, heads = 0, kv = 0, dim = 0, context = 0, vocab = 0;
     double eps, scale;
 
     TRY(whole(h, "num_hidden_layers", fam->layers, &layers));
