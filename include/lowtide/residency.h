@@ -32,7 +32,11 @@
  * Threads    any thread. Sources are read on the transfer thread, with no lock held.
  * Errors     a kept item that finds no room even after evicting degrades to the ring
  *            when one exists and it fits; LT_E_DEVICE_OOM otherwise. A failed load leaves
- *            the item absent and is reported by its lease; the next lease tries again.
+ *            the item absent and is reported by the lease that waits for it; the next lease
+ *            tries again. A prefetch that fails before its lease is logged, and the lease loads.
+ *            A copy that fails on the device fails the queue that waited for it.
+ *            Room that only leases of the calling thread, or of threads that wait themselves,
+ *            could give back is LT_E_DEVICE_OOM, never a wait for ever.
  */
 #ifndef LT_RESIDENCY_H
 #define LT_RESIDENCY_H
@@ -138,8 +142,18 @@ lt_residency_lease_many(lt_residency *r, const lt_item *items, size_t n, lt_queu
 LT_API void lt_residency_release(lt_residency *r, lt_lease lease, lt_queue *queue);
 /* The device copy was written by work on the lease's queue: evicting writes it back. */
 LT_API LT_NODISCARD lt_status lt_residency_mark_dirty(lt_residency *r, lt_lease lease, lt_err *err);
-/* Starts loading without a lease. */
+/* Starts loading without a lease. E_DEVICE_OOM when there is no room that is not held for
+ * something else loaded ahead; the lease may still succeed. */
 LT_API LT_NODISCARD lt_status lt_residency_prefetch(lt_residency *r, lt_item item, lt_err *err);
+
+/* Waits until every transfer under way is over. Returns the first failure of the device's copy
+ * queue since the last sync, and forgets the copies it spoiled. Call it after a queue has
+ * failed: what was prefetched behind the failed work is then loaded anew. */
+LT_API LT_NODISCARD lt_status lt_residency_sync(lt_residency *r, lt_err *err);
+/* Bytes of ring that an item takes: whole 4096-byte blocks of the file, so that direct reads
+ * need no bounce. offset is the source's, 0 for callbacks. A ring must hold every item leased
+ * at once and what is to be prefetched, plus up to one largest item skipped at its end. */
+LT_API uint64_t lt_residency_slot_bytes(uint64_t offset, uint64_t bytes);
 
 /* Evicts until at most `bytes` of kept items are resident; pinned items stay. Returns what is. */
 LT_API uint64_t lt_residency_shrink(lt_residency *r, uint64_t bytes);
