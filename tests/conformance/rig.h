@@ -219,15 +219,15 @@ static uint32_t rnd(void) /* xorshift64* */
     return (uint32_t)(g_seed * 0x2545f4914f6cdd1du >> 32);
 }
 static uint32_t rnd_below(uint32_t n) { return rnd() % n; }
-static double rnd_unit(void) { return (rnd() + 0.5) / 4294967296.0; }
-static double rnd_normal(void) { return sqrt(-2 * log(rnd_unit())) * cos(6.283185307179586 * rnd_unit()); }
+static inline double rnd_unit(void) { return (rnd() + 0.5) / 4294967296.0; }
+static inline double rnd_normal(void) { return sqrt(-2 * log(rnd_unit())) * cos(6.283185307179586 * rnd_unit()); }
 
 typedef enum data_kind {
     DATA_NORMAL, DATA_HEAVY, DATA_ZEROS, DATA_TINY, DATA_LARGE, DATA_WILD, DATA_KINDS
 } data_kind;
 static const char *const data_names[] = {"normal", "heavy-tailed", "with zeros", "tiny", "large", "wild"};
 
-static float rnd_float(data_kind kind)
+static inline float rnd_float(data_kind kind)
 {
     static const float special[] = {0.0f, -0.0f, 1e-45f, -1e-40f, 1.1754944e-38f, 3.4e38f, -3.4e38f,
                                     INFINITY, -INFINITY, NAN, 65504.0f, 65520.0f, 88.7f, -87.3f, 1.0f};
@@ -241,7 +241,7 @@ static float rnd_float(data_kind kind)
     }
 }
 
-static float *rnd_floats(size_t n, data_kind kind)
+static inline float *rnd_floats(size_t n, data_kind kind)
 {
     float *x = malloc(n * sizeof *x);
     for (size_t i = 0; i < n; i++)
@@ -252,7 +252,7 @@ static float *rnd_floats(size_t n, data_kind kind)
 /* ---- float64 ---- */
 
 /* Normalised mean square error; elements that are not finite on either side make it infinite. */
-static double nmse(const double *want, const float *got, size_t n)
+static inline double nmse(const double *want, const float *got, size_t n)
 {
     double err = 0, energy = 0;
     for (size_t i = 0; i < n; i++) {
@@ -264,14 +264,14 @@ static double nmse(const double *want, const float *got, size_t n)
     return energy > 0 ? err / energy : err > 0 ? INFINITY : 0;
 }
 
-static void assert_within(const char *what, double error, double bound)
+static inline void assert_within(const char *what, double error, double bound)
 {
     if (!(error <= bound))
         fail_msg("%s: NMSE %.3g against float64, the bound is %.3g", what, error, bound);
 }
 
 /* A planted bug must show: else the bound proves nothing. */
-static void assert_caught(const char *bug, double error, double bound)
+static inline void assert_caught(const char *bug, double error, double bound)
 {
     print_message("planted: %-44s NMSE %.2g, %.2g times the bound\n", bug, error, error / bound);
     if (!(error > 10 * bound))
