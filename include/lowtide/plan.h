@@ -50,7 +50,7 @@ typedef struct lt_plan_desc {
     uint64_t ram_bytes;     /* host memory the process may use; 0: 3/4 of what is available */
     uint32_t ctx;           /* positions of KV; 0: the model's context or what fits, at most 8192 */
     uint32_t batch;         /* most tokens a pass; 0: 512 or what fits */
-    uint32_t rows;          /* most logit rows a pass; 0: 1 */
+    uint32_t rows;          /* logit rows a pass wished for, fewer when the budget is tight; 0: 1 */
     lt_dtype kv_dtype;      /* F16 (default), Q8_0, F32 */
     uint32_t expect_prompt; /* tokens to predict prefill for; 0: 512 */
 } lt_plan_desc;

@@ -155,6 +155,12 @@ uint64_t lt__host_rss(void)
     return read_field("/proc/self/status", "VmRSS:", &kib) ? kib << 10 : 0;
 }
 
+uint64_t lt__host_anon(void)
+{
+    uint64_t kib = 0;
+    return read_field("/proc/self/status", "RssAnon:", &kib) ? kib << 10 : 0;
+}
+
 bool lt__cache_folder(char *out, size_t bytes)
 {
     const char *xdg = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");

@@ -70,6 +70,7 @@ static void cpu_get_info(const lt_device *dev, lt_device_info *out)
     out->align_bytes = 64;
     out->host_visible = true;
     out->compute_threads = c->host.threads;
+    snprintf(out->isa, sizeof out->isa, "%s", lt__cpu_isa_name(c->host.isa));
 }
 
 static void cpu_get_stats(const lt_device *dev, lt_device_stats *out)

@@ -58,6 +58,9 @@ static void sim_get_info(const lt_device *dev, lt_device_info *out)
     out->align_bytes = 256; /* as cards have it */
     out->virtual_clock = m->host.clock.virt;
     out->compute_threads = m->host.threads;
+    snprintf(out->isa, sizeof out->isa, "%s", lt__cpu_isa_name(m->host.isa));
+    out->link_rate = (double)m->host.clock.rate[LT_COPY_H2D];
+    out->compute_rate = (double)m->host.clock.compute_rate;
 }
 
 static void sim_get_stats(const lt_device *dev, lt_device_stats *out)

@@ -1,0 +1,45 @@
+# The verbs. CMake is the build; this file only names what people do.
+.PHONY: all build deps demo test check bench asan tsan fuzz install uninstall clean golden
+BUILD := build/release
+JOBS  := $(shell nproc)
+FUZZ_SECONDS ?= 30
+
+all: build
+
+deps: ## installs Debian packages when something is missing and this is root
+	@tools/deps.sh
+
+build: deps
+	@cmake --preset release -DLT_WERROR=$(or $(WERROR),OFF) > $(BUILD).log 2>&1 || { cat $(BUILD).log; exit 1; }
+	@cmake --build $(BUILD) -j $(JOBS)
+
+demo: build ## fetches a small real model and runs it in a quarter of its size
+	@tools/demo.sh $(BUILD)/lowtide
+
+test: build check ## every test that needs no GPU; models are fetched when they can be
+	@tools/test.sh $(BUILD)
+
+check: ## arrows between folders, sizes of files and functions, machine names
+	@python3 tools/check.py
+
+bench: build
+	@bench/run.sh $(BUILD)
+
+asan: deps
+	@cmake --preset asan-ubsan > /dev/null && cmake --build build/asan-ubsan -j $(JOBS)
+	@tools/sanitize.sh build/asan-ubsan
+
+tsan: deps
+	@cmake --preset tsan > /dev/null && cmake --build build/tsan -j $(JOBS)
+	@tools/sanitize.sh build/tsan
+
+fuzz: ## every target for FUZZ_SECONDS
+	@tools/deps.sh clang
+	@cmake --preset fuzz > /dev/null && cmake --build build/fuzz -j $(JOBS)
+	@tools/fuzz.sh build/fuzz $(FUZZ_SECONDS)
+
+install: build
+	@cmake --install $(BUILD)
+
+clean:
+	@rm -rf build

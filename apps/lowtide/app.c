@@ -1,0 +1,252 @@
+/* app.c - see app.h. */
+#include "app.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <unistd.h>
+
+static _Atomic(lt_session *) interrupted_session;
+static volatile sig_atomic_t interrupted;
+
+const char *app_bytes(uint64_t bytes, char buf[24])
+{
+    static const char *const unit[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+    double v = (double)bytes;
+    int u = 0;
+    for (; v >= 1024 && u < 4; u++)
+        v /= 1024;
+    snprintf(buf, 24, u == 0 ? "%.0f %s" : v < 10 ? "%.2f %s" : v < 100 ? "%.1f %s" : "%.0f %s", v, unit[u]);
+    return buf;
+}
+
+int app_exit(lt_status s)
+{
+    switch (s) {
+    case LT_OK: return 0;
+    case LT_E_INVALID: return 2;
+    case LT_E_FORMAT:
+    case LT_E_NOT_FOUND:
+    case LT_E_UNSUPPORTED: return 3;
+    case LT_E_NO_FIT:
+    case LT_E_DEVICE_OOM:
+    case LT_E_HOST_OOM: return 4;
+    case LT_E_CANCELED: return 130;
+    default: return 5;
+    }
+}
+
+int app_fail(const app *a)
+{
+    app_progress_end();
+    fprintf(stderr, "lowtide: %s\n", a->err.text);
+    return app_exit(a->err.status);
+}
+
+static void log_line(void *user, lt_log_level level, const char *area, const char *text)
+{
+    const opts *o = user;
+    if (level > (o->v[OPT_verbose].set ? LT_LOG_DEBUG : LT_LOG_WARN) || (o->v[OPT_quiet].set && level > LT_LOG_ERROR))
+        return;
+    app_progress_end();
+    fprintf(stderr, "lowtide: %s%s: %s\n", level <= LT_LOG_WARN ? "warning: " : "", area, text);
+}
+
+static lt_status fail(app *a, lt_status s, const char *fmt, ...) LT_PRINTF(3, 4);
+static lt_status fail(app *a, lt_status s, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(a->err.text, sizeof a->err.text, fmt, ap);
+    va_end(ap);
+    a->err.status = s;
+    return s;
+}
+
+lt_status app_open(app *a, const opts *o)
+{
+    memset(a, 0, sizeof *a);
+    a->o = o;
+    lt_ctx_desc d = lt_ctx_desc_default();
+    d.log = log_line;
+    d.log_user = (void *)(uintptr_t)o;
+    return lt_ctx_create(&d, &a->ctx, &a->err);
+}
+
+lt_status app_open_device(app *a)
+{
+    const opt_value *v = a->o->v;
+    char spec[512];
+    const char *given = v[OPT_device].set ? v[OPT_device].s : "cpu";
+    int n = snprintf(spec, sizeof spec, "%s", given);
+    if (v[OPT_threads].set)
+        n = snprintf(spec, sizeof spec, "%s%sthreads=%lu", given, strchr(given, ':') ? "," : ":", v[OPT_threads].u);
+    if (n < 0 || (size_t)n >= sizeof spec)
+        return fail(a, LT_E_INVALID, "--device: %zu characters are too long", strlen(given));
+    lt_status s = lt_device_open(a->ctx, spec, &a->dev, &a->err);
+    if (s != LT_OK)
+        return s;
+    lt_device_info info;
+    lt_device_get_info(a->dev, &info);
+    if (info.host_visible && v[OPT_vram].set)
+        return fail(a, LT_E_INVALID, "--vram: device '%s' computes in RAM; its budget is --ram", info.kind);
+    if (info.host_visible && v[OPT_reserve].set)
+        return fail(a, LT_E_INVALID, "--reserve-vram: device '%s' computes in RAM; its budget is --ram", info.kind);
+    return LT_OK;
+}
+
+lt_status app_open_model(app *a) { return lt_model_open(a->ctx, a->o->arg, &a->model, &a->err); }
+
+lt_status app_open_tokenizer(app *a)
+{
+    return lt_tokenizer_create(a->ctx, lt_model_get_file(a->model), &a->tok, &a->err);
+}
+
+lt_status app_make_plan(app *a, uint32_t rows, uint32_t expect_prompt)
+{
+    const opt_value *v = a->o->v;
+    lt_device_info info;
+    lt_device_get_info(a->dev, &info);
+    lt_plan_desc d = lt_plan_desc_default();
+    d.budget_bytes = info.host_visible ? v[OPT_ram].u : v[OPT_vram].u;
+    if (info.host_visible && !v[OPT_ram].set)
+        d.reserve_bytes = info.free_bytes / 4;
+    d.reserve_bytes = v[OPT_reserve].set ? v[OPT_reserve].u : d.reserve_bytes;
+    d.ram_bytes = v[OPT_ram].u;
+    d.ctx = (uint32_t)v[OPT_ctx].u;
+    d.batch = (uint32_t)v[OPT_batch].u;
+    d.rows = rows;
+    d.expect_prompt = expect_prompt;
+    if (v[OPT_kv].set && (!lt_dtype_from_name(v[OPT_kv].s, &d.kv_dtype)))
+        return fail(a, LT_E_INVALID, "--kv %s: expected f16, q8_0 or f32", v[OPT_kv].s);
+    lt_status s = lt_profile_get(a->ctx, a->dev, v[OPT_profile].s, &a->profile, &a->err);
+    return s == LT_OK ? lt_plan_create(a->model, a->dev, &a->profile, &d, &a->plan, &a->err) : s;
+}
+
+lt_status app_start(app *a)
+{
+    const opt_value *v = a->o->v;
+    lt_session_desc d = lt_session_desc_default();
+    d.check_finite = v[OPT_check].set;
+    if (v[OPT_trace].set) {
+        lt_status s = lt_trace_create(a->ctx, v[OPT_trace].s, &a->trace, &a->err);
+        if (s != LT_OK)
+            return s;
+        d.trace = a->trace;
+    }
+    if (!v[OPT_quiet].set && isatty(2))
+        d.progress = app_progress;
+    lt_status s = lt_session_create(a->model, a->dev, a->plan, &d, &a->session, &a->err);
+    app_progress_end();
+    return s;
+}
+
+lt_status app_close(app *a)
+{
+    atomic_store(&interrupted_session, NULL);
+    lt_session_destroy(a->session);
+    lt_status s = a->trace ? lt_trace_close(a->trace, &a->err) : LT_OK;
+    lt_plan_destroy(a->plan);
+    lt_tokenizer_destroy(a->tok);
+    lt_model_close(a->model);
+    lt_device_close(a->dev);
+    lt_ctx_destroy(a->ctx);
+    return s;
+}
+
+static lt_status read_all(app *a, FILE *f, const char *name, char **text, size_t *bytes)
+{
+    size_t cap = 1 << 16, n = 0, got;
+    char *buf = malloc(cap);
+    while (buf && (got = fread(buf + n, 1, cap - n, f)) > 0) {
+        n += got;
+        if (n == cap) {
+            char *more = cap > (size_t)1 << 32 ? NULL : realloc(buf, cap *= 2);
+            if (!more)
+                free(buf);
+            buf = more;
+        }
+    }
+    if (!buf)
+        return fail(a, LT_E_HOST_OOM, "%s: no memory for a text of over %zu bytes", name, n);
+    if (ferror(f)) {
+        free(buf);
+        return fail(a, LT_E_IO, "%s: cannot be read: %s", name, strerror(errno));
+    }
+    *text = buf;
+    *bytes = n;
+    return LT_OK;
+}
+
+lt_status app_text(app *a, char **text, size_t *bytes)
+{
+    const opt_value *v = a->o->v;
+    *text = NULL;
+    if (v[OPT_prompt].set && v[OPT_file].set)
+        return fail(a, LT_E_INVALID, "--prompt and --file: give one of them");
+    if (v[OPT_prompt].set) {
+        *bytes = strlen(v[OPT_prompt].s);
+        *text = strdup(v[OPT_prompt].s);
+        return *text ? LT_OK : fail(a, LT_E_HOST_OOM, "no memory for the prompt");
+    }
+    if (!v[OPT_file].set)
+        return fail(a, LT_E_INVALID, "no text: give --prompt TEXT or --file FILE");
+    if (strcmp(v[OPT_file].s, "-") == 0)
+        return read_all(a, stdin, "standard input", text, bytes);
+    FILE *f = fopen(v[OPT_file].s, "rbe");
+    if (!f)
+        return fail(a, errno == ENOENT ? LT_E_NOT_FOUND : LT_E_IO, "--file %s: %s", v[OPT_file].s, strerror(errno));
+    lt_status s = read_all(a, f, v[OPT_file].s, text, bytes);
+    fclose(f);
+    return s;
+}
+
+static void on_interrupt(int sig)
+{
+    if (interrupted)
+        _exit(130);
+    interrupted = 1;
+    lt_session *s = atomic_load(&interrupted_session);
+    if (s)
+        lt_session_cancel(s);
+    (void)sig;
+}
+
+void app_catch_interrupt(app *a)
+{
+    struct sigaction act = {.sa_handler = on_interrupt};
+    sigemptyset(&act.sa_mask);
+    atomic_store(&interrupted_session, a->session);
+    sigaction(SIGINT, &act, NULL);
+    sigaction(SIGTERM, &act, NULL);
+}
+
+bool app_interrupted(void) { return interrupted; }
+
+static bool progress_shown;
+
+void app_progress(void *user, const char *what, uint64_t done, uint64_t total)
+{
+    (void)user;
+    static const char bar[] = "########################################";
+    int filled = total ? (int)(40.0 * (double)done / (double)total) : 40;
+    fprintf(stderr, "\r%s [%-40.*s] %3.0f%% ", what, filled, bar, total ? 100.0 * (double)done / (double)total : 100.0);
+    progress_shown = true;
+}
+
+void app_progress_end(void)
+{
+    if (progress_shown)
+        fprintf(stderr, "\r%70s\r", "");
+    progress_shown = false;
+}
+
+void app_print_json(json_t *j)
+{
+    json_dumpf(j, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
+    putchar('\n');
+    json_decref(j);
+}

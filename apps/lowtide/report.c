@@ -1,0 +1,154 @@
+/* report.c - the plan and the accounting, for people and as JSON. */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "app.h"
+
+static json_t *num(uint64_t v) { return json_integer((json_int_t)v); }
+
+json_t *app_plan_json(const app *a)
+{
+    const lt_plan_info *p = lt_plan_get_info(a->plan);
+    json_t *j = json_object();
+#define N(name) json_object_set_new(j, #name, num(p->name));
+#define F(name) json_object_set_new(j, #name, json_real(p->name));
+    N(budget_bytes) N(fixed_bytes) N(weight_bytes) N(resident_bytes) N(streamed_bytes) N(host_bytes) N(ring_bytes)
+    N(activation_bytes) N(kv_bytes) N(io_bytes) N(predicted_peak_bytes) N(smallest_budget_bytes) N(ctx) N(batch) N(rows)
+    N(items) N(streamed_items)
+    F(predicted_prefill_tps) F(predicted_decode_tps) F(floor_prefill_tps) F(floor_decode_tps)
+#undef N
+#undef F
+    json_object_set_new(j, "kv_dtype", json_string(lt_dtype_get(p->kv_dtype)->name));
+    json_object_set_new(j, "decode_bound", json_string(p->decode_bound));
+    json_object_set_new(j, "prefill_bound", json_string(p->prefill_bound));
+    json_t *r = json_array();
+    for (size_t i = 0; i < lt_plan_reason_count(a->plan); i++)
+        json_array_append_new(r, json_string(lt_plan_reason_at(a->plan, i)));
+    json_object_set_new(j, "reasons", r);
+    return j;
+}
+
+static json_t *phase_json(const lt_phase *p)
+{
+    return json_pack("{s:I, s:f, s:f, s:f}", "tokens", (json_int_t)p->tokens, "seconds", p->seconds, "tps", p->tps,
+                     "floor_tps", p->floor_tps);
+}
+
+static json_t *memory_json(const lt_report *r)
+{
+    json_t *use = json_object();
+    for (int u = 0; u < LT_USE_COUNT; u++)
+        json_object_set_new(use, lt_use_name((lt_use)u), num(r->pool.peak_by_use[u]));
+    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:o}", "live_bytes", (json_int_t)r->pool.live, "peak_live_bytes",
+                     (json_int_t)r->pool.peak_live, "committed_bytes", (json_int_t)r->pool.committed, "allocs",
+                     (json_int_t)r->pool.allocs, "frees", (json_int_t)r->pool.frees, "peak_by_use", use);
+}
+
+json_t *app_report_json(const app *a)
+{
+    lt_report r;
+    lt_device_info info;
+    lt_session_get_report(a->session, &r);
+    lt_device_get_info(a->dev, &info);
+    json_t *j = json_object();
+    json_object_set_new(j, "lowtide", json_string(lt_version()));
+    json_object_set_new(j, "model", json_string(a->o->arg));
+    json_object_set_new(j, "device", json_string(info.name));
+    json_object_set_new(j, "budget_bytes", num(r.budget_bytes));
+    json_object_set_new(j, "fixed_bytes", num(r.fixed_bytes));
+    json_object_set_new(j, "peak_bytes", num(r.peak_bytes));
+    json_object_set_new(j, "host_peak_bytes", num(r.host_peak_bytes));
+    json_object_set_new(j, "bit_exact", json_true());
+    json_object_set_new(j, "plan", app_plan_json(a));
+    json_object_set_new(j, "moved", json_pack("{s:I, s:I, s:I, s:I, s:I, s:f}", "h2d_bytes", (json_int_t)r.h2d_bytes,
+                                              "d2h_bytes", (json_int_t)r.d2h_bytes, "disk_bytes", (json_int_t)r.disk_bytes,
+                                              "weights_after_first_pass_bytes", (json_int_t)r.h2d_after_first,
+                                              "streamed_loads", (json_int_t)r.streamed_loads, "stall_seconds",
+                                              r.stall_seconds));
+    json_object_set_new(j, "load_seconds", json_real(r.load_seconds));
+    json_object_set_new(j, "prefill", phase_json(&r.prefill));
+    json_object_set_new(j, "decode", phase_json(&r.decode));
+    json_object_set_new(j, "memory", memory_json(&r));
+    return j;
+}
+
+bool app_write_report(app *a, json_t *j)
+{
+    const char *path = a->o->v[OPT_report].s;
+    if (!path) {
+        json_decref(j);
+        return true;
+    }
+    char temp[4096];
+    int fd = -1;
+    FILE *f = NULL;
+    bool ok = (size_t)snprintf(temp, sizeof temp, "%s.tmp-XXXXXX", path) < sizeof temp && (fd = mkostemp(temp, O_CLOEXEC)) >= 0 &&
+              fchmod(fd, 0644) == 0 && (f = fdopen(fd, "w"));
+    if (ok)
+        ok = json_dumpf(j, f, JSON_INDENT(2) | JSON_REAL_PRECISION(9)) == 0 && fputc('\n', f) != EOF;
+    if (f)
+        ok = fclose(f) == 0 && ok;
+    else if (fd >= 0)
+        close(fd);
+    ok = ok && rename(temp, path) == 0;
+    if (!ok) {
+        fprintf(stderr, "lowtide: --report %s: cannot be written: %s\n", path, strerror(errno));
+        if (fd >= 0)
+            unlink(temp);
+    }
+    json_decref(j);
+    return ok;
+}
+
+void app_print_plan(const app *a, FILE *out)
+{
+    const lt_plan_info *p = lt_plan_get_info(a->plan);
+    const lt_model_info *m = lt_model_get_info(a->model);
+    lt_device_info d;
+    lt_device_get_info(a->dev, &d);
+    char b[10][24];
+    fprintf(out, "model   %s %s, %.0fM parameters, %s of %s weights\n", m->arch, m->name, (double)m->params / 1e6,
+            app_bytes(m->weight_bytes, b[0]), m->main_dtype);
+    fprintf(out, "device  %s\n", d.name);
+    fprintf(out, "budget  %s = fixed %s + arena %s\n", app_bytes(p->budget_bytes, b[0]), app_bytes(p->fixed_bytes, b[1]),
+            app_bytes(p->predicted_peak_bytes - p->fixed_bytes, b[2]));
+    fprintf(out, "arena   resident %s | ring %s | activations %s | in/out %s | KV %s (%s, %u positions)\n",
+            app_bytes(p->resident_bytes, b[0]), app_bytes(p->ring_bytes, b[1]), app_bytes(p->activation_bytes, b[2]),
+            app_bytes(p->io_bytes, b[3]), app_bytes(p->kv_bytes, b[4]), lt_dtype_get(p->kv_dtype)->name, p->ctx);
+    fprintf(out, "stream  %s a pass in %u of %u pieces; a pass takes at most %u tokens\n", app_bytes(p->streamed_bytes, b[0]),
+            p->streamed_items, p->items, p->batch);
+    fprintf(out, "expect  peak %s, prefill %.1f tok/s (floor %.1f, bound by %s), decode %.1f tok/s (floor %.1f, bound by %s)\n",
+            app_bytes(p->predicted_peak_bytes, b[0]), p->predicted_prefill_tps, p->floor_prefill_tps, p->prefill_bound,
+            p->predicted_decode_tps, p->floor_decode_tps, p->decode_bound);
+    for (size_t i = 0; i < lt_plan_reason_count(a->plan); i++)
+        fprintf(out, "why     %s\n", lt_plan_reason_at(a->plan, i));
+}
+
+static void print_phase(FILE *out, const char *name, const lt_phase *p, double predicted)
+{
+    if (!p->tokens)
+        return;
+    fprintf(out, "%s %lu tokens in %.3f s: %.1f tok/s, predicted %.1f (%+.0f%%), %.0f%% of the floor's speed\n", name, p->tokens,
+            p->seconds, p->tps, predicted, predicted > 0 ? 100 * (p->tps / predicted - 1) : 0,
+            p->floor_tps > 0 ? 100 * p->tps / p->floor_tps : 0);
+}
+
+void app_print_accounting(const app *a, FILE *out)
+{
+    const lt_plan_info *p = lt_plan_get_info(a->plan);
+    lt_report r;
+    lt_session_get_report(a->session, &r);
+    char b[4][24];
+    fprintf(out, "peak    %s of %s budget; predicted %s (%+.2f%%); host peak %s\n", app_bytes(r.peak_bytes, b[0]),
+            app_bytes(r.budget_bytes, b[1]), app_bytes(p->predicted_peak_bytes, b[2]),
+            100 * ((double)r.peak_bytes / (double)p->predicted_peak_bytes - 1), app_bytes(r.host_peak_bytes, b[3]));
+    print_phase(out, "prefill", &r.prefill, p->predicted_prefill_tps);
+    print_phase(out, "decode ", &r.decode, p->predicted_decode_tps);
+    fprintf(out, "moved   %s in, %s out, %s read from files; waited %.3f s for copies; loading took %.3f s\n",
+            app_bytes(r.h2d_bytes, b[0]), app_bytes(r.d2h_bytes, b[1]), app_bytes(r.disk_bytes, b[2]), r.stall_seconds,
+            r.load_seconds);
+}

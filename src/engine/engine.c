@@ -1,0 +1,398 @@
+/* engine.c - executes a plan: see engine.h. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "backend/backend.h"
+#include "base/mem.h"
+#include "engine/engine.h"
+
+#define NO_SLICE UINT32_MAX
+
+/* One launch of a prepared pass: everything but the address of a streamed slice is fixed. */
+typedef struct launch { lt_op_args args; uint32_t slice, node; uint32_t weight_src; } launch;
+
+/* The launches of a pass of this many tokens and rows; decode uses the same one again and again. */
+typedef struct pass { uint32_t tokens, rows; launch *launches; size_t n, cap; size_t head; } pass;
+
+struct lt__engine {
+    lt_ctx          *ctx;
+    lt__engine_desc  desc;
+    const lt_plan   *plan;
+    const lt_graph  *graph;
+    lt_pool         *pool;
+    lt_residency    *residency;
+    lt_queue        *queue;
+    lt_block         act, io, kv[2], scratch;
+    lt_item         *items;     /* by slice */
+    lt_lease        *leases;    /* by slice; held for the engine's life for resident ones */
+    bool            *leased;
+    uint32_t        *first_slice, *n_slices_of; /* by weight */
+    lt_item         *order;     size_t n_order, n_body_order; /* streamed slices along a pass; the body's come first */
+    lt__part         expected;
+    size_t           head_node; /* first node of the head */
+    pass             passes[2]; /* [0]: one token; [1]: the last other shape */
+    float           *check_buf; size_t check_bytes;
+};
+
+static const lt_tensor *tensor_of(const lt__engine *e, lt_tid t) { return &e->graph->tensors[t]; }
+
+lt_pool *lt__engine_pool(lt__engine *e) { return e->pool; }
+lt_residency *lt__engine_residency(lt__engine *e) { return e->residency; }
+
+lt_tid lt__engine_find(const lt__engine *e, lt_role role, uint32_t group)
+{
+    for (size_t i = 0; i < e->graph->n_tensors; i++)
+        if (e->graph->tensors[i].role == role && e->graph->tensors[i].group == group)
+            return (lt_tid)i;
+    return LT_NO_TENSOR;
+}
+
+static lt_addr tensor_addr(const lt__engine *e, lt_tid id)
+{
+    const lt_tensor *t = tensor_of(e, id);
+    if (t->base != LT_NO_TENSOR)
+        return tensor_addr(e, t->base) + t->base_offset;
+    switch (t->kind) {
+    case LT_TENSOR_ACT: return e->act.addr + t->offset;
+    case LT_TENSOR_INPUT:
+    case LT_TENSOR_OUTPUT: return e->io.addr + t->offset;
+    case LT_TENSOR_STATE: return e->kv[t->group].addr;
+    case LT_TENSOR_WEIGHT: break;
+    }
+    return 0; /* a weight: its slice says */
+}
+
+static lt_view tensor_view(const lt__engine *e, lt_tid id, uint32_t tokens, uint32_t rows)
+{
+    lt_view v;
+    lt__tensor_view(tensor_of(e, id), tensor_addr(e, id), tokens, rows, &v);
+    return v;
+}
+
+/* Arguments of node `n`, or of its part that multiplies slice `s` of its weight. */
+static void fill_launch(const lt__engine *e, uint32_t n, uint32_t s, uint32_t tokens, uint32_t rows, launch *l)
+{
+    const lt_node *node = &e->graph->nodes[n];
+    memset(l, 0, sizeof *l);
+    l->node = n;
+    l->slice = NO_SLICE;
+    l->args = (lt_op_args){.op = node->op, .n_src = node->n_src, .params = node->params, .name = node->name};
+    for (uint32_t k = 0; k < node->n_src; k++) {
+        const lt_tensor *t = tensor_of(e, node->src[k]);
+        l->args.src[k] = tensor_view(e, node->src[k], tokens, rows);
+        if (t->kind != LT_TENSOR_WEIGHT)
+            continue;
+        uint32_t at = t->ndim == 2 ? s : e->first_slice[t->weight];
+        if (e->leased[at]) {
+            l->args.src[k].addr = e->leases[at].addr;
+        } else {
+            l->slice = at;
+            l->weight_src = k;
+        }
+        if (t->ndim == 2)
+            l->args.src[k].dim[0] = (int64_t)e->plan->slices[at].rows;
+    }
+    l->args.dst = tensor_view(e, node->dst, tokens, rows);
+    if (node->op == LT_OP_LINEAR) {
+        const lt__plan_slice *sl = &e->plan->slices[s];
+        l->args.dst.addr += sl->row0 * sizeof(float);
+        l->args.dst.dim[l->args.dst.ndim - 1] = (int64_t)sl->rows;
+    }
+}
+
+static lt_status prepare_pass(lt__engine *e, pass *p, uint32_t tokens, uint32_t rows, lt_err *err)
+{
+    p->tokens = p->rows = 0;
+    p->n = 0;
+    uint64_t scratch = 0;
+    for (uint32_t n = 0; n < e->graph->n_nodes; n++) {
+        const lt_node *node = &e->graph->nodes[n];
+        if (n == e->head_node)
+            p->head = p->n;
+        uint32_t first = 0, count = 1;
+        if (node->op == LT_OP_LINEAR) {
+            uint32_t w = tensor_of(e, node->src[1])->weight;
+            first = e->first_slice[w];
+            count = e->n_slices_of[w];
+        }
+        for (uint32_t s = 0; s < count; s++) {
+            lt_status st = lt__grow(e->ctx, (void **)&p->launches, &p->cap, p->n + 1, sizeof *p->launches, err);
+            if (st != LT_OK)
+                return st;
+            launch *l = &p->launches[p->n++];
+            fill_launch(e, n, first + s, tokens, rows, l);
+            const char *why = NULL;
+            if (!lt__device_supports(e->desc.dev, &l->args, &why))
+                return lt__fail(err, LT_E_UNSUPPORTED, "%s: the device cannot run %s of %s: %s", node->name,
+                                lt_op_get(node->op)->name, lt_dtype_get(l->args.src[node->n_src > 1].dtype)->name, why);
+            uint64_t bytes = lt__device_scratch_bytes(e->desc.dev, &l->args);
+            scratch = lt__max_u64(scratch, bytes);
+        }
+    }
+    if (e->head_node == e->graph->n_nodes)
+        p->head = p->n;
+    if (scratch) /* the plan has no area for it yet: no backend of this build asks */
+        return lt__fail(err, LT_E_UNSUPPORTED, "the device wants %lu bytes of scratch the plan has no area for", scratch);
+    p->tokens = tokens;
+    p->rows = rows;
+    return LT_OK;
+}
+
+static lt_status alloc_areas(lt__engine *e, lt_err *err)
+{
+    const lt_plan *p = e->plan;
+    struct { uint64_t bytes; lt_use use; lt_block *block; } area[] = {
+        {0, LT_USE_KV, &e->kv[0]}, {0, LT_USE_KV, &e->kv[1]},
+        {p->info.activation_bytes, LT_USE_ACTIVATION, &e->act}, {p->info.io_bytes, LT_USE_STAGING, &e->io},
+    };
+    for (uint32_t g = 0; g < p->n_groups; g++)
+        area[g].bytes = (uint64_t)p->pages[g] * p->groups[g].page_bytes;
+    for (size_t i = 0; i < sizeof area / sizeof *area; i++) {
+        if (!area[i].bytes)
+            continue;
+        lt_status s = lt_pool_alloc(e->pool, area[i].bytes, LT__PLAN_ALIGN, area[i].use, e->queue, area[i].block, err);
+        if (s != LT_OK)
+            return s;
+    }
+    return LT_OK;
+}
+
+/* Items in the order of slices; a slice's source is its weight's, further in. */
+static lt_status add_items(lt__engine *e, lt_err *err)
+{
+    const lt_plan *p = e->plan;
+    for (size_t i = 0; i < p->n_slices; i++) {
+        const lt__plan_slice *sl = &p->slices[i];
+        const lt__plan_weight *w = &p->weights[sl->weight];
+        char name[96];
+        if (sl->rows == w->rows)
+            snprintf(name, sizeof name, "%s", w->name);
+        else
+            snprintf(name, sizeof name, "%s[%lu:%lu]", w->name, sl->row0, sl->row0 + sl->rows);
+        lt_item_desc d = {.name = name, .bytes = sl->bytes, .source = e->desc.sources[sl->weight], .use = LT_USE_WEIGHT,
+                          .streamed = sl->place == LT_PLACE_STREAMED};
+        d.source.offset += sl->row0 * w->row_bytes;
+        lt_status s = lt_residency_add(e->residency, &d, &e->items[i], err);
+        if (s != LT_OK)
+            return s;
+        if (!e->n_slices_of[sl->weight]++)
+            e->first_slice[sl->weight] = (uint32_t)i;
+    }
+    return LT_OK;
+}
+
+static lt_status load_resident(lt__engine *e, lt_err *err)
+{
+    const lt_plan *p = e->plan;
+    uint64_t done = 0;
+    for (size_t i = 0; i < p->n_slices; i++) {
+        if (p->slices[i].place != LT_PLACE_RESIDENT)
+            continue;
+        lt_status s = lt_residency_prefetch(e->residency, e->items[i], err);
+        if (s != LT_OK)
+            return s;
+    }
+    for (size_t i = 0; i < p->n_slices; i++) {
+        if (p->slices[i].place != LT_PLACE_RESIDENT)
+            continue;
+        if (e->desc.cancel && atomic_load_explicit(e->desc.cancel, memory_order_relaxed))
+            return lt__fail(err, LT_E_CANCELED, "stopped while loading weights");
+        lt_status s = lt_residency_lease(e->residency, e->items[i], e->queue, &e->leases[i], err);
+        if (s != LT_OK)
+            return s;
+        e->leased[i] = true;
+        done += p->slices[i].bytes;
+        if (e->desc.progress)
+            e->desc.progress(e->desc.progress_user, "loading", done, p->info.resident_bytes);
+    }
+    return lt_queue_sync(e->queue, err);
+}
+
+/* Streamed slices along a pass; nodes of the head come last in the graph, so theirs come last here. */
+static lt_status build_order(lt__engine *e, lt_err *err)
+{
+    const lt_plan *p = e->plan;
+    e->head_node = e->graph->n_nodes;
+    for (size_t n = e->graph->n_nodes; n-- > 0 && e->graph->nodes[n].layer == e->graph->layer;)
+        e->head_node = n;
+    e->order = lt__alloc_array(e->ctx, p->n_slices, sizeof *e->order);
+    if (!e->order)
+        return lt__fail_oom(err, p->n_slices * sizeof *e->order, "the order of streamed slices");
+    for (size_t n = 0; n < e->graph->n_nodes; n++) {
+        const lt_node *node = &e->graph->nodes[n];
+        if (n == e->head_node)
+            e->n_body_order = e->n_order;
+        if (node->op != LT_OP_LINEAR)
+            continue;
+        uint32_t w = tensor_of(e, node->src[1])->weight;
+        for (uint32_t s = e->first_slice[w]; s < e->first_slice[w] + e->n_slices_of[w]; s++)
+            if (p->slices[s].place == LT_PLACE_STREAMED)
+                e->order[e->n_order++] = e->items[s];
+    }
+    if (e->head_node == e->graph->n_nodes)
+        e->n_body_order = e->n_order;
+    return LT_OK;
+}
+
+lt_status lt__engine_create(lt_ctx *ctx, const lt__engine_desc *desc, lt__engine **out, lt_err *err)
+{
+    *out = NULL;
+    const lt_plan *p = desc->plan;
+    lt__engine *e = lt__zalloc(ctx, sizeof *e);
+    if (!e)
+        return lt__fail_oom(err, sizeof *e, "an engine");
+    e->ctx = ctx;
+    e->desc = *desc;
+    e->plan = p;
+    e->graph = &p->graph;
+    lt_status s = lt__fail_oom(err, p->n_slices * sizeof *e->items, "the engine's tables");
+    e->items = lt__alloc_array(ctx, p->n_slices, sizeof *e->items);
+    e->leases = lt__alloc_array(ctx, p->n_slices, sizeof *e->leases);
+    e->leased = lt__alloc_array(ctx, p->n_slices, sizeof *e->leased);
+    e->first_slice = lt__alloc_array(ctx, p->n_weights, sizeof *e->first_slice);
+    e->n_slices_of = lt__alloc_array(ctx, p->n_weights, sizeof *e->n_slices_of);
+    if (!e->items || !e->leases || !e->leased || !e->first_slice || !e->n_slices_of)
+        goto fail;
+    if ((s = lt_queue_create(desc->dev, LT_QUEUE_COMPUTE, &e->queue, err)) != LT_OK)
+        goto fail;
+    lt_pool_desc pd = lt_pool_desc_default();
+    pd.limit_bytes = p->arena_bytes;
+    pd.commit_all = true;
+    pd.name = "arena";
+    pd.trace = desc->trace;
+    if ((s = lt_pool_create(desc->dev, &pd, &e->pool, err)) != LT_OK)
+        goto fail;
+    if ((s = alloc_areas(e, err)) != LT_OK)
+        goto fail;
+    lt_residency_desc rd = lt_residency_desc_default();
+    rd.ring_bytes = p->info.ring_bytes;
+    rd.trace = desc->trace;
+    if ((s = lt_residency_create(e->pool, &rd, &e->residency, err)) != LT_OK || (s = add_items(e, err)) != LT_OK ||
+        (s = build_order(e, err)) != LT_OK || (s = load_resident(e, err)) != LT_OK ||
+        (s = lt__engine_expect(e, LT__PART_ALL, err)) != LT_OK)
+        goto fail;
+    *out = e;
+    return LT_OK;
+fail:
+    lt__engine_destroy(e);
+    return s;
+}
+
+void lt__engine_destroy(lt__engine *e)
+{
+    if (!e)
+        return;
+    const lt_plan *p = e->plan;
+    lt_err ignored; /* a queue that failed has been reported already */
+    if (e->queue && lt_queue_sync(e->queue, &ignored) != LT_OK)
+        lt__log(e->ctx, LT_LOG_DEBUG, "engine", "at destroy: %s", ignored.text);
+    for (size_t i = 0; e->leased && i < p->n_slices; i++)
+        if (e->leased[i])
+            lt_residency_release(e->residency, e->leases[i], e->queue);
+    lt_residency_destroy(e->residency);
+    if (e->pool) {
+        lt_pool_free(e->pool, e->kv[0], NULL);
+        lt_pool_free(e->pool, e->kv[1], NULL);
+        lt_pool_free(e->pool, e->act, NULL);
+        lt_pool_free(e->pool, e->io, NULL);
+    }
+    lt_pool_destroy(e->pool);
+    lt_queue_destroy(e->queue);
+    lt__free(e->ctx, e->items, p->n_slices * sizeof *e->items);
+    lt__free(e->ctx, e->leases, p->n_slices * sizeof *e->leases);
+    lt__free(e->ctx, e->leased, p->n_slices * sizeof *e->leased);
+    lt__free(e->ctx, e->first_slice, p->n_weights * sizeof *e->first_slice);
+    lt__free(e->ctx, e->n_slices_of, p->n_weights * sizeof *e->n_slices_of);
+    lt__free(e->ctx, e->order, p->n_slices * sizeof *e->order);
+    for (int i = 0; i < 2; i++)
+        lt__free(e->ctx, e->passes[i].launches, e->passes[i].cap * sizeof(launch));
+    lt__free(e->ctx, e->check_buf, e->check_bytes);
+    lt__free(e->ctx, e, sizeof *e);
+}
+
+lt_status lt__engine_write(lt__engine *e, lt_tid t, const void *data, uint64_t bytes, lt_err *err)
+{
+    return lt_queue_copy_in(e->queue, tensor_addr(e, t), data, bytes, err);
+}
+
+lt_status lt__engine_read(lt__engine *e, lt_tid t, void *data, uint64_t bytes, lt_err *err)
+{
+    return lt_queue_copy_out(e->queue, data, tensor_addr(e, t), bytes, err);
+}
+
+lt_status lt__engine_sync(lt__engine *e, lt_err *err) { return lt_queue_sync(e->queue, err); }
+
+lt_status lt__engine_expect(lt__engine *e, lt__part parts, lt_err *err)
+{
+    if (parts == e->expected || !e->n_order)
+        return LT_OK;
+    size_t first = parts & LT__PART_BODY ? 0 : e->n_body_order, end = parts & LT__PART_HEAD ? e->n_order : e->n_body_order;
+    lt_status s = lt_residency_plan(e->residency, e->order + first, end - first, true, err);
+    if (s == LT_OK)
+        e->expected = parts;
+    return s;
+}
+
+/* Bits of non-finite f32 have all exponent bits set; the output of every op but QUANTIZE and KV_STORE is f32. */
+static lt_status check_output(lt__engine *e, const launch *l, lt_err *err)
+{
+    const lt_view *v = &l->args.dst;
+    if (v->dtype != LT_DTYPE_F32)
+        return lt_queue_sync(e->queue, err);
+    size_t row = sizeof(float);
+    for (uint32_t i = 1; i < v->ndim; i++)
+        row *= (size_t)v->dim[i];
+    if (row > e->check_bytes) {
+        lt__free(e->ctx, e->check_buf, e->check_bytes);
+        e->check_bytes = 0;
+        if (!(e->check_buf = lt__alloc(e->ctx, row)))
+            return lt__fail_oom(err, row, "the finite check");
+        e->check_bytes = row;
+    }
+    for (int64_t t = 0; t < v->dim[0]; t++) {
+        lt_status s = lt_queue_copy_out(e->queue, e->check_buf, v->addr + (uint64_t)(t * v->stride[0]), row, err);
+        if (s == LT_OK)
+            s = lt_queue_sync(e->queue, err);
+        if (s != LT_OK)
+            return s;
+        for (size_t i = 0; i < row / sizeof(float); i++)
+            if (!isfinite(e->check_buf[i]))
+                return lt__fail(err, LT_E_FORMAT, "%s (%s): its output at token %ld, element %zu is %g, not a finite number",
+                                l->args.name, lt_op_get(l->args.op)->name, (long)t, i, (double)e->check_buf[i]);
+    }
+    return LT_OK;
+}
+
+static lt_status run_launch(lt__engine *e, launch *l, bool check, lt_err *err)
+{
+    lt_status s;
+    if (l->slice == NO_SLICE) {
+        s = lt__queue_launch(e->queue, &l->args, err);
+    } else {
+        lt_lease lease;
+        if ((s = lt_residency_lease(e->residency, e->items[l->slice], e->queue, &lease, err)) != LT_OK)
+            return s;
+        l->args.src[l->weight_src].addr = lease.addr;
+        s = lt__queue_launch(e->queue, &l->args, err);
+        lt_residency_release(e->residency, lease, e->queue);
+    }
+    return s == LT_OK && check ? check_output(e, l, err) : s;
+}
+
+lt_status lt__engine_run(lt__engine *e, lt__part parts, uint32_t tokens, uint32_t rows, bool check, lt_err *err)
+{
+    pass *p = &e->passes[tokens != 1];
+    lt_status s;
+    if (p->tokens != tokens || (parts & LT__PART_HEAD && p->rows != rows))
+        if ((s = prepare_pass(e, p, tokens, rows, err)) != LT_OK)
+            return s;
+    size_t first = parts & LT__PART_BODY ? 0 : p->head, end = parts & LT__PART_HEAD ? p->n : p->head;
+    for (size_t i = first; i < end; i++) {
+        if (e->desc.cancel && atomic_load_explicit(e->desc.cancel, memory_order_relaxed))
+            return lt__fail(err, LT_E_CANCELED, "stopped at %s", p->launches[i].args.name);
+        if ((s = run_launch(e, &p->launches[i], check, err)) != LT_OK)
+            return s;
+    }
+    return LT_OK;
+}

@@ -1,0 +1,50 @@
+/* engine.h - runs a plan's graph: leases, launches, inputs and outputs.
+ *
+ * The engine owns the arena (one pool, committed whole), the residency manager and one compute
+ * queue. It walks the nodes in order and runs far ahead of the device; copies of streamed slices are
+ * the residency manager's, ahead of the launches. */
+#ifndef LT_ENGINE_H
+#define LT_ENGINE_H
+
+#include <stdatomic.h>
+
+#include "graph/graph.h"
+#include "lowtide/residency.h"
+#include "lowtide/session.h"
+#include "plan/plan_internal.h"
+
+typedef struct lt__engine lt__engine;
+
+typedef struct lt__engine_desc {
+    lt_device       *dev;
+    const lt_plan   *plan;
+    const lt_source *sources;  /* of whole weights, by weight index; a slice adds its offset */
+    const atomic_bool *cancel; /* looked at before each launch; may be NULL */
+    lt_trace        *trace;
+    lt_progress_fn  *progress;
+    void            *progress_user;
+} lt__engine_desc;
+
+/* Allocates the arena and loads what the plan keeps resident. */
+LT_NODISCARD lt_status lt__engine_create(lt_ctx *ctx, const lt__engine_desc *desc, lt__engine **out, lt_err *err);
+void lt__engine_destroy(lt__engine *e);
+
+/* Inputs and outputs are found by role and group; LT_NO_TENSOR when the graph has none. */
+lt_tid lt__engine_find(const lt__engine *e, lt_role role, uint32_t group);
+/* Enqueues a copy; `data` must live until the next sync. */
+LT_NODISCARD lt_status lt__engine_write(lt__engine *e, lt_tid t, const void *data, uint64_t bytes, lt_err *err);
+LT_NODISCARD lt_status lt__engine_read(lt__engine *e, lt_tid t, void *data, uint64_t bytes, lt_err *err);
+LT_NODISCARD lt_status lt__engine_sync(lt__engine *e, lt_err *err);
+
+typedef enum lt__part { LT__PART_BODY = 1, LT__PART_HEAD = 2, LT__PART_ALL = 3 } lt__part;
+/* Declares which parts the coming passes run, again and again, so that prefetch is right. */
+LT_NODISCARD lt_status lt__engine_expect(lt__engine *e, lt__part parts, lt_err *err);
+/* Enqueues the nodes of the parts. With `check`, syncs after every node and names the first whose
+ * output is not finite. */
+LT_NODISCARD lt_status
+lt__engine_run(lt__engine *e, lt__part parts, uint32_t tokens, uint32_t rows, bool check, lt_err *err);
+
+lt_pool *lt__engine_pool(lt__engine *e);
+lt_residency *lt__engine_residency(lt__engine *e);
+
+#endif

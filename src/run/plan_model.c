@@ -1,0 +1,67 @@
+/* plan_model.c - lt_plan_create: what the planner needs to know, read off a model. */
+#include <string.h>
+
+#include "base/host.h"
+#include "base/mem.h"
+#include "models/arch.h"
+#include "plan/plan_internal.h"
+
+/* Threads' stacks and scratch, tokenizer tables, buffers of the reader: measured on the models of the
+ * tests at 9 to 21 MiB, so a budget of RAM counts this much beside what the process holds already. */
+#define HOST_EXTRA (UINT64_C(24) << 20)
+
+static lt_status fill_weights(const lt_model *m, lt__plan_input *in, lt_err *err)
+{
+    in->n_weights = m->n_weights;
+    in->weights = lt__alloc_array(m->ctx, m->n_weights, sizeof *in->weights);
+    if (!in->weights)
+        return lt__fail_oom(err, m->n_weights * sizeof *in->weights, "the plan's weights");
+    for (size_t i = 0; i < m->n_weights; i++) {
+        const lt_weight *w = &m->weights[i];
+        if (w->on_host) {
+            in->host_weight_bytes += w->info->bytes;
+            continue;
+        }
+        lt__plan_weight *pw = &in->weights[i];
+        *pw = (lt__plan_weight){.name = w->name, .dtype = w->dtype, .bytes = w->bytes, .rows = 1, .whole = w->ndim < 2};
+        pw->row_bytes = w->bytes;
+        if (w->ndim == 2) {
+            pw->rows = w->dim[0];
+            pw->row_bytes = w->bytes / w->dim[0];
+        }
+    }
+    return LT_OK;
+}
+
+lt_status lt_plan_create(const lt_model *m, lt_device *dev, const lt_profile *prof, const lt_plan_desc *desc,
+                         lt_plan **out, lt_err *err)
+{
+    *out = NULL;
+    lt_plan_desc d = desc ? *desc : lt_plan_desc_default();
+    lt_device_info info;
+    lt_device_get_info(dev, &info);
+    if (info.host_visible)
+        info.fixed_bytes += lt__host_anon() + HOST_EXTRA;
+
+    lt_graph g;
+    lt_kv_group groups[2] = {{0}};
+    lt__plan_input in = {.ctx = m->ctx, .graph = &g, .context = m->hp.context};
+    lt_kv_desc kv = {.dtype = d.kv_dtype};
+    lt_status s = lt__model_build(m, &kv, &g, groups, &in.n_groups, err);
+    if (s != LT_OK)
+        return s;
+    for (uint32_t i = 0; i < in.n_groups; i++)
+        in.groups[i] = (lt__plan_group){groups[i].window, groups[i].page_bytes};
+    in.attend_width = (uint64_t)m->hp.layers * m->hp.heads * m->hp.head_dim;
+    for (uint32_t i = 0; i < lt_modelfile_parts(m->file); i++)
+        in.file_bytes += lt_modelfile_part_bytes(m->file, i);
+    if ((s = fill_weights(m, &in, err)) == LT_OK)
+        s = lt__plan_make(&in, &info, prof, &d, out, err);
+    if (s != LT_OK) {
+        lt__graph_deinit(&g);
+        lt__free(m->ctx, in.weights, in.n_weights * sizeof *in.weights);
+        return s;
+    }
+    (*out)->model = m;
+    return LT_OK;
+}
