@@ -139,6 +139,35 @@ LT_ALWAYS void lt__store_lanes(float *p, __m256 v, uint64_t n) {
         _mm256_maskstore_ps(p, lt__lane_mask(n), v);
 }
 
+LT_ALWAYS float lt__max8(__m256 a) {
+    __m128 x = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    x = _mm_max_ps(x, _mm_movehl_ps(x, x));
+    return _mm_cvtss_f32(_mm_max_ss(x, _mm_movehdup_ps(x)));
+}
+
+/* |x| of 32 elements; NaN never wins, since maxps gives its second operand for one. */
+LT_ALWAYS float lt__amax32(const float *x) {
+    const __m256 sign = _mm256_set1_ps(-0.0f);
+    __m256 m = _mm256_setzero_ps();
+    LT_UNROLL
+    for (int i = 0; i < 4; i++)
+        m = _mm256_max_ps(_mm256_andnot_ps(sign, _mm256_loadu_ps(x + 8 * i)), m);
+    return lt__max8(m);
+}
+
+LT_ALWAYS __m256i lt__quantize8(const float *x, __m256 id) {
+    __m256 y = _mm256_round_ps(_mm256_mul_ps(_mm256_loadu_ps(x), id), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    y = _mm256_and_ps(y, _mm256_cmp_ps(y, y, _CMP_ORD_Q)); /* NaN gives 0 */
+    y = _mm256_max_ps(_mm256_min_ps(y, _mm256_set1_ps(127.0f)), _mm256_set1_ps(-127.0f));
+    return _mm256_cvtps_epi32(y);
+}
+LT_ALWAYS __m256i lt__quantize32(const float *x, float id) {
+    const __m256 v = _mm256_set1_ps(id);
+    __m256i a = _mm256_packs_epi32(lt__quantize8(x, v), lt__quantize8(x + 8, v));
+    __m256i b = _mm256_packs_epi32(lt__quantize8(x + 16, v), lt__quantize8(x + 24, v));
+    return _mm256_permutevar8x32_epi32(_mm256_packs_epi16(a, b), _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+}
+
 /* Rows of Q8A: int8 q[cols], f32 d[cols/32], int16 s[cols/16]. */
 typedef struct lt__q8a_row {
     const int8_t *q;

@@ -24,7 +24,7 @@ static int64_t first_visible(int32_t pos, uint32_t window)
 }
 
 /* Positions and page numbers are data, so they are checked when the op runs. */
-static lt_status check_pages(const lt_op_args *args, const lt_kv_layout *kv, const lt_view *cache,
+lt_status lt__kv_check_pages(const lt_op_args *args, const lt_kv_layout *kv, const lt_view *cache,
                              uint32_t window, lt_err *err)
 {
     const lt_view *table = &args->src[3];
@@ -80,7 +80,7 @@ lt_status lt__ref_kv_store(const lt_op_args *args, lt_team *team, void *scratch,
     (void)scratch, (void)scratch_bytes, (void)team;
     const lt_kv_layout *kv = &args->params.KV_STORE.kv;
     const int32_t *pos = lt_cpu_ptr(args->src[2].addr);
-    lt_status s = check_pages(args, kv, &args->dst, 1, err);
+    lt_status s = lt__kv_check_pages(args, kv, &args->dst, 1, err);
     if (s != LT_OK)
         return s;
     for (int64_t t = 0; t < args->src[0].dim[0]; t++) {
@@ -162,7 +162,7 @@ lt_status lt__ref_attention(const lt_op_args *args, lt_team *team, void *scratch
 {
     (void)scratch, (void)scratch_bytes;
     const lt_attention_params *p = &args->params.ATTENTION;
-    lt_status s = check_pages(args, &p->kv, &args->src[1], p->window, err);
+    lt_status s = lt__kv_check_pages(args, &p->kv, &args->src[1], p->window, err);
     if (s != LT_OK)
         return s;
     lt__team_run(team, attend_range, (void *)args);

@@ -9,44 +9,15 @@ static float *row_at(const lt_view *v, uint64_t t) {
 
 /* ---- QUANTIZE ---- */
 
-LT_ALWAYS float max8(__m256 a) {
-    __m128 x = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
-    x = _mm_max_ps(x, _mm_movehl_ps(x, x));
-    return _mm_cvtss_f32(_mm_max_ss(x, _mm_movehdup_ps(x)));
-}
-
-/* |x| of 32 elements; NaN never wins, since maxps gives its second operand for one. */
-LT_ALWAYS float amax32(const float *x) {
-    const __m256 sign = _mm256_set1_ps(-0.0f);
-    __m256 m = _mm256_setzero_ps();
-    LT_UNROLL
-    for (int i = 0; i < 4; i++)
-        m = _mm256_max_ps(_mm256_andnot_ps(sign, _mm256_loadu_ps(x + 8 * i)), m);
-    return max8(m);
-}
-
-LT_ALWAYS __m256i quantize8(const float *x, __m256 id) {
-    __m256 y = _mm256_round_ps(_mm256_mul_ps(_mm256_loadu_ps(x), id), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    y = _mm256_and_ps(y, _mm256_cmp_ps(y, y, _CMP_ORD_Q)); /* NaN gives 0 */
-    y = _mm256_max_ps(_mm256_min_ps(y, _mm256_set1_ps(127.0f)), _mm256_set1_ps(-127.0f));
-    return _mm256_cvtps_epi32(y);
-}
-LT_ALWAYS __m256i quantize32(const float *x, float id) {
-    const __m256 v = _mm256_set1_ps(id);
-    __m256i a = _mm256_packs_epi32(quantize8(x, v), quantize8(x + 8, v));
-    __m256i b = _mm256_packs_epi32(quantize8(x + 16, v), quantize8(x + 24, v));
-    return _mm256_permutevar8x32_epi32(_mm256_packs_epi16(a, b), _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
-}
-
 static void quantize_row(const float *x, int8_t *q, uint64_t cols) {
     float *d = (float *)(void *)(q + cols);
     int16_t *s = (int16_t *)(void *)(q + cols + cols / 8);
     for (uint64_t b = 0; b < cols / 32; b++) {
-        float amax = amax32(x + 32 * b), id = amax > 0 ? 127.0f / amax : 0;
+        float amax = lt__amax32(x + 32 * b), id = amax > 0 ? 127.0f / amax : 0;
         d[b] = amax / 127.0f;
         if (id > 3.402823466e38f) /* infinite: amax is subnormal */
             id = d[b] = 0;
-        __m256i v = quantize32(x + 32 * b, id);
+        __m256i v = lt__quantize32(x + 32 * b, id);
         lt__store256(q + 32 * b, v);
         __m256i sum = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), v), _mm256_set1_epi16(1));
         sum = _mm256_add_epi32(sum, _mm256_shuffle_epi32(sum, 0x4e));
@@ -217,6 +188,30 @@ static void binary_rank(void *arg, uint32_t rank, uint32_t ranks) {
         else
             binary_row(LT_OP_ADD, x, z, y, cols);
     }
+}
+
+static void scale_rank(void *arg, uint32_t rank, uint32_t ranks) {
+    const lt_op_args *a = arg;
+    const lt_view *v = &a->dst;
+    const uint64_t cols = (uint64_t)v->dim[v->ndim - 1];
+    const __m256 f = _mm256_set1_ps(a->params.SCALE.factor);
+    uint64_t n, end;
+    lt__team_range(outer_rows(v), 1, rank, ranks, &n, &end);
+    for (; n < end; n++) {
+        const float *x = outer_row(&a->src[0], n);
+        float *y = outer_row(v, n);
+        uint64_t i = 0;
+        for (; i + 8 <= cols; i += 8)
+            _mm256_storeu_ps(y + i, _mm256_mul_ps(_mm256_loadu_ps(x + i), f));
+        for (; i < cols; i++)
+            y[i] = x[i] * a->params.SCALE.factor;
+    }
+}
+
+lt_status lt__scale_avx2(const lt_op_args *args, lt_team *team, void *scratch, size_t scratch_bytes, lt_err *err) {
+    (void)scratch, (void)scratch_bytes, (void)err;
+    lt__run_small(team, scale_rank, (void *)args, outer_rows(&args->dst) * (uint64_t)args->dst.dim[args->dst.ndim - 1]);
+    return LT_OK;
 }
 
 lt_status lt__binary_avx2(const lt_op_args *args, lt_team *team, void *scratch, size_t scratch_bytes, lt_err *err) {
