@@ -18,10 +18,10 @@ struct lt_team {
     lt_ctx *ctx;
     uint32_t threads, started;
     uint64_t spin_ns;
-    lt_team_fn *fn; /* NULL: leave */
+    /* Written by the caller, polled by the others: one line to fetch for a fork. */
+    _Alignas(LINE) lt_team_fn *fn; /* NULL: leave */
     void *arg;
-    /* Written by the caller, polled by the others. */
-    _Alignas(LINE) _Atomic uint32_t run;
+    _Atomic uint32_t run;
     _Atomic uint32_t run_sleepers;
     _Alignas(LINE) _Atomic uint32_t busy; /* ranks other than 0 that still run */
     _Atomic uint32_t busy_sleepers;
