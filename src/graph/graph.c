@@ -6,20 +6,23 @@
 #include <stdio.h>
 #include <string.h>
 
-void lt__graph_init(lt_graph *g, lt_ctx *ctx) {
+void lt__graph_init(lt_graph *g, lt_ctx *ctx)
+{
     memset(g, 0, sizeof *g);
     g->ctx = ctx;
     g->layer = -1;
     g->status = LT_OK;
 }
 
-void lt__graph_deinit(lt_graph *g) {
+void lt__graph_deinit(lt_graph *g)
+{
     lt__free(g->ctx, g->tensors, g->cap_tensors * sizeof *g->tensors);
     lt__free(g->ctx, g->nodes, g->cap_nodes * sizeof *g->nodes);
     lt__graph_init(g, g->ctx);
 }
 
-lt_status lt__graph_finish(lt_graph *g, lt_err *err) {
+lt_status lt__graph_finish(lt_graph *g, lt_err *err)
+{
     if (g->status != LT_OK) {
         if (err)
             *err = g->err;
@@ -31,7 +34,8 @@ lt_status lt__graph_finish(lt_graph *g, lt_err *err) {
 #define REFUSE(g, ...) ((g)->status = lt__fail(&(g)->err, LT_E_INVALID, __VA_ARGS__), LT_NO_TENSOR)
 
 /* Bytes of one step along dim[0]: all inner dimensions packed. */
-static bool packed_stride(const lt_tensor *t, uint64_t *out) {
+static bool packed_stride(const lt_tensor *t, uint64_t *out)
+{
     uint64_t outer = 1;
     if (t->ndim == 1)
         return lt_dtype_row_bytes(t->dtype, lt_dtype_get(t->dtype)->block_elems, out);
@@ -42,7 +46,8 @@ static bool packed_stride(const lt_tensor *t, uint64_t *out) {
     return lt_dtype_row_bytes(t->dtype, (uint64_t)t->dim[t->ndim - 1], &row) && lt__mul_u64(row, outer, out);
 }
 
-static lt_tid add_tensor(lt_graph *g, const lt_tensor *proto) {
+static lt_tid add_tensor(lt_graph *g, const lt_tensor *proto)
+{
     if (g->status != LT_OK)
         return LT_NO_TENSOR;
     if (!lt_dtype_get(proto->dtype))
@@ -69,7 +74,8 @@ static lt_tid add_tensor(lt_graph *g, const lt_tensor *proto) {
     return (lt_tid)g->n_tensors++;
 }
 
-static lt_tensor blank(lt_tensor_kind kind, const char *name, lt_dtype dtype) {
+static lt_tensor blank(lt_tensor_kind kind, const char *name, lt_dtype dtype)
+{
     lt_tensor t;
     memset(&t, 0, sizeof t);
     t.kind = kind;
@@ -80,7 +86,8 @@ static lt_tensor blank(lt_tensor_kind kind, const char *name, lt_dtype dtype) {
     return t;
 }
 
-static bool set_dims(lt_graph *g, lt_tensor *t, const int64_t *dim, uint32_t ndim) {
+static bool set_dims(lt_graph *g, lt_tensor *t, const int64_t *dim, uint32_t ndim)
+{
     if (ndim < 1 || ndim > LT_MAX_DIMS) {
         (void)REFUSE(g, "graph: tensor '%s' has %u dimensions; expected 1 to %d", t->name, ndim, LT_MAX_DIMS);
         return false;
@@ -91,7 +98,8 @@ static bool set_dims(lt_graph *g, lt_tensor *t, const int64_t *dim, uint32_t ndi
 }
 
 lt_tid lt__graph_weight(lt_graph *g, const char *name, uint32_t weight, lt_dtype dtype, const uint64_t *dim,
-                        uint32_t ndim) {
+                        uint32_t ndim)
+{
     if (g->status != LT_OK)
         return LT_NO_TENSOR;
     lt_tensor t = blank(LT_TENSOR_WEIGHT, name, dtype);
@@ -108,7 +116,8 @@ lt_tid lt__graph_weight(lt_graph *g, const char *name, uint32_t weight, lt_dtype
 }
 
 lt_tid lt__graph_input(lt_graph *g, const char *name, lt_role role, uint32_t group, lt_dtype dtype,
-                       const int64_t *dim, uint32_t ndim) {
+                       const int64_t *dim, uint32_t ndim)
+{
     if (g->status != LT_OK)
         return LT_NO_TENSOR;
     lt_tensor t = blank(LT_TENSOR_INPUT, name, dtype);
@@ -119,7 +128,8 @@ lt_tid lt__graph_input(lt_graph *g, const char *name, lt_role role, uint32_t gro
     return add_tensor(g, &t);
 }
 
-lt_tid lt__graph_state(lt_graph *g, const char *name, uint32_t group, lt_dtype dtype) {
+lt_tid lt__graph_state(lt_graph *g, const char *name, uint32_t group, lt_dtype dtype)
+{
     if (g->status != LT_OK)
         return LT_NO_TENSOR;
     lt_tensor t = blank(LT_TENSOR_STATE, name, dtype);
@@ -129,7 +139,8 @@ lt_tid lt__graph_state(lt_graph *g, const char *name, uint32_t group, lt_dtype d
     return add_tensor(g, &t);
 }
 
-static const lt_tensor *tensor_of(lt_graph *g, lt_tid id, const char *user) {
+static const lt_tensor *tensor_of(lt_graph *g, lt_tid id, const char *user)
+{
     if (g->status != LT_OK)
         return NULL;
     if (id >= g->n_tensors) {
@@ -139,7 +150,8 @@ static const lt_tensor *tensor_of(lt_graph *g, lt_tid id, const char *user) {
     return &g->tensors[id];
 }
 
-lt_tid lt__graph_window(lt_graph *g, lt_tid of, uint64_t first_col, const int64_t *dim, uint32_t ndim) {
+lt_tid lt__graph_window(lt_graph *g, lt_tid of, uint64_t first_col, const int64_t *dim, uint32_t ndim)
+{
     const lt_tensor *src = tensor_of(g, of, "a window");
     if (!src)
         return LT_NO_TENSOR;
@@ -167,7 +179,8 @@ lt_tid lt__graph_window(lt_graph *g, lt_tid of, uint64_t first_col, const int64_
 }
 
 /* What dst looks like, from the sources. Returns false after recording the reason. */
-static bool infer(lt_graph *g, const char *name, lt_op op, const lt_tid *src, lt_tensor *dst) {
+static bool infer(lt_graph *g, const char *name, lt_op op, const lt_tid *src, lt_tensor *dst)
+{
     const lt_tensor *a = &g->tensors[src[0]];
     *dst = blank(LT_TENSOR_ACT, name, LT_DTYPE_F32);
     dst->ndim = a->ndim;
@@ -199,12 +212,14 @@ static bool infer(lt_graph *g, const char *name, lt_op op, const lt_tid *src, lt
     }
 }
 
-static bool same_dims(const lt_tensor *a, const lt_tensor *b) {
+static bool same_dims(const lt_tensor *a, const lt_tensor *b)
+{
     return a->ndim == b->ndim && memcmp(a->dim, b->dim, a->ndim * sizeof *a->dim) == 0;
 }
 
 /* Shapes that inference does not look at. */
-static bool check_sources(lt_graph *g, const char *name, lt_op op, const lt_tid *src) {
+static bool check_sources(lt_graph *g, const char *name, lt_op op, const lt_tid *src)
+{
     const lt_tensor *a = &g->tensors[src[0]];
     int64_t last = a->dim[a->ndim - 1];
     bool ok = true;
@@ -234,7 +249,8 @@ static bool check_sources(lt_graph *g, const char *name, lt_op op, const lt_tid 
 }
 
 static lt_tid add_node(lt_graph *g, const char *name, lt_op op, const lt_op_params *p, const lt_tid *src,
-                       uint32_t n_src, lt_tid dst) {
+                       uint32_t n_src, lt_tid dst)
+{
     if (g->status != LT_OK)
         return LT_NO_TENSOR;
     if (g->n_nodes >= UINT32_MAX - 1)
@@ -255,7 +271,8 @@ static lt_tid add_node(lt_graph *g, const char *name, lt_op op, const lt_op_para
     return dst;
 }
 
-static bool check_node(lt_graph *g, const char *name, lt_op op, const lt_tid *src, uint32_t n_src) {
+static bool check_node(lt_graph *g, const char *name, lt_op op, const lt_tid *src, uint32_t n_src)
+{
     if (g->status != LT_OK)
         return false;
     if ((unsigned)op >= LT_OP_COUNT || n_src != lt_op_get(op)->n_src) {
@@ -269,14 +286,16 @@ static bool check_node(lt_graph *g, const char *name, lt_op op, const lt_tid *sr
 }
 
 lt_tid lt__graph_node(lt_graph *g, const char *name, lt_op op, const lt_op_params *p, const lt_tid *src,
-                      uint32_t n_src) {
+                      uint32_t n_src)
+{
     lt_tensor dst;
     if (!check_node(g, name, op, src, n_src) || !infer(g, name, op, src, &dst))
         return LT_NO_TENSOR;
     return add_node(g, name, op, p, src, n_src, add_tensor(g, &dst));
 }
 
-static bool works_in_place(lt_op op) {
+static bool works_in_place(lt_op op)
+{
     switch (op) {
     case LT_OP_RMS_NORM:
     case LT_OP_ROPE:
@@ -290,7 +309,8 @@ static bool works_in_place(lt_op op) {
 }
 
 lt_tid lt__graph_inplace(lt_graph *g, const char *name, lt_op op, const lt_op_params *p, const lt_tid *src,
-                         uint32_t n_src) {
+                         uint32_t n_src)
+{
     if (!check_node(g, name, op, src, n_src))
         return LT_NO_TENSOR;
     if (!works_in_place(op) || g->tensors[src[0]].kind == LT_TENSOR_WEIGHT)
@@ -299,7 +319,8 @@ lt_tid lt__graph_inplace(lt_graph *g, const char *name, lt_op op, const lt_op_pa
 }
 
 lt_tid lt__graph_into(lt_graph *g, const char *name, lt_op op, const lt_op_params *p, const lt_tid *src,
-                      uint32_t n_src, lt_tid dst) {
+                      uint32_t n_src, lt_tid dst)
+{
     if (!check_node(g, name, op, src, n_src) || !tensor_of(g, dst, name))
         return LT_NO_TENSOR;
     if (op != LT_OP_KV_STORE || g->tensors[dst].kind != LT_TENSOR_STATE)
@@ -307,7 +328,8 @@ lt_tid lt__graph_into(lt_graph *g, const char *name, lt_op op, const lt_op_param
     return add_node(g, name, op, p, src, n_src, dst);
 }
 
-void lt__graph_output(lt_graph *g, lt_tid id, lt_role role) {
+void lt__graph_output(lt_graph *g, lt_tid id, lt_role role)
+{
     const lt_tensor *t = tensor_of(g, id, "an output");
     if (!t)
         return;
@@ -319,18 +341,21 @@ void lt__graph_output(lt_graph *g, lt_tid id, lt_role role) {
     g->tensors[id].role = role;
 }
 
-static uint64_t resolve(int64_t dim, uint32_t tokens, uint32_t rows) {
+static uint64_t resolve(int64_t dim, uint32_t tokens, uint32_t rows)
+{
     return dim == LT_DIM_TOKENS ? tokens : dim == LT_DIM_ROWS ? rows : (uint64_t)dim;
 }
 
-uint64_t lt__tensor_bytes(const lt_tensor *t, uint32_t tokens, uint32_t rows) {
+uint64_t lt__tensor_bytes(const lt_tensor *t, uint32_t tokens, uint32_t rows)
+{
     uint64_t n = resolve(t->dim[0], tokens, rows), bytes;
     if (t->ndim == 1)
         return lt_dtype_row_bytes(t->dtype, n, &bytes) ? bytes : UINT64_MAX;
     return lt__mul_u64(n, t->row_stride, &bytes) ? bytes : UINT64_MAX;
 }
 
-void lt__tensor_view(const lt_tensor *t, lt_addr addr, uint32_t tokens, uint32_t rows, lt_view *out) {
+void lt__tensor_view(const lt_tensor *t, lt_addr addr, uint32_t tokens, uint32_t rows, lt_view *out)
+{
     const lt_dtype_traits *tr = lt_dtype_get(t->dtype);
     memset(out, 0, sizeof *out);
     out->addr = addr;

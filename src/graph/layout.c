@@ -11,11 +11,13 @@ typedef struct span {
     uint32_t first, last;
 } span;
 
-static lt_tid owner_of(const lt_graph *g, lt_tid id) {
+static lt_tid owner_of(const lt_graph *g, lt_tid id)
+{
     return g->tensors[id].base == LT_NO_TENSOR ? id : g->tensors[id].base;
 }
 
-static void touch(lt_graph *g, lt_tid id, uint32_t node) {
+static void touch(lt_graph *g, lt_tid id, uint32_t node)
+{
     lt_tid both[2] = {id, owner_of(g, id)};
     for (int i = 0; i < 2; i++) {
         lt_tensor *t = &g->tensors[both[i]];
@@ -26,7 +28,8 @@ static void touch(lt_graph *g, lt_tid id, uint32_t node) {
     }
 }
 
-static void find_lives(lt_graph *g) {
+static void find_lives(lt_graph *g)
+{
     for (size_t i = 0; i < g->n_tensors; i++) {
         g->tensors[i].first = UINT32_MAX;
         g->tensors[i].last = 0;
@@ -40,7 +43,8 @@ static void find_lives(lt_graph *g) {
 }
 
 /* Largest first; the tie-breakers make the order total, so the layout is the same everywhere. */
-static int by_size(const void *pa, const void *pb) {
+static int by_size(const void *pa, const void *pb)
+{
     const span *a = pa, *b = pb;
     if (a->bytes != b->bytes)
         return a->bytes > b->bytes ? -1 : 1;
@@ -49,7 +53,8 @@ static int by_size(const void *pa, const void *pb) {
     return a->id < b->id ? -1 : a->id > b->id;
 }
 
-static int by_offset(const void *pa, const void *pb) {
+static int by_offset(const void *pa, const void *pb)
+{
     const span *a = *(span *const *)pa, *b = *(span *const *)pb;
     if (a->offset != b->offset)
         return a->offset < b->offset ? -1 : 1;
@@ -57,7 +62,8 @@ static int by_offset(const void *pa, const void *pb) {
 }
 
 /* Lowest offset at which s overlaps none of the placed spans that live with it. */
-static bool place(span *s, span *all, size_t placed, span **live) {
+static bool place(span *s, span *all, size_t placed, span **live)
+{
     size_t n = 0;
     for (size_t i = 0; i < placed; i++)
         if (all[i].first <= s->last && s->first <= all[i].last)
@@ -77,7 +83,8 @@ static bool place(span *s, span *all, size_t placed, span **live) {
 }
 
 static lt_status size_of(const lt_tensor *t, uint32_t tokens, uint32_t rows, uint64_t align, uint64_t *out,
-                         lt_err *err) {
+                         lt_err *err)
+{
     uint64_t bytes = lt__tensor_bytes(t, tokens, rows);
     if (bytes > UINT64_MAX - align)
         return lt__fail(err, LT_E_INVALID, "layout: '%s' for %u tokens and %u rows overflows 64 bits", t->name, tokens,
@@ -86,13 +93,15 @@ static lt_status size_of(const lt_tensor *t, uint32_t tokens, uint32_t rows, uin
     return LT_OK;
 }
 
-static lt_status check_align(uint64_t align, lt_err *err) {
+static lt_status check_align(uint64_t align, lt_err *err)
+{
     if (align == 0 || (align & (align - 1)) != 0)
         return lt__fail(err, LT_E_INVALID, "layout: alignment %llu is not a power of two", (unsigned long long)align);
     return LT_OK;
 }
 
-lt_status lt__graph_layout(lt_graph *g, uint32_t tokens, uint32_t rows, uint64_t align, uint64_t *bytes, lt_err *err) {
+lt_status lt__graph_layout(lt_graph *g, uint32_t tokens, uint32_t rows, uint64_t align, uint64_t *bytes, lt_err *err)
+{
     lt_status s = check_align(align, err);
     if (s != LT_OK)
         return s;
@@ -141,7 +150,8 @@ done:
 }
 
 lt_status lt__graph_layout_io(lt_graph *g, uint32_t tokens, uint32_t rows, uint64_t align, uint64_t *bytes,
-                              lt_err *err) {
+                              lt_err *err)
+{
     lt_status s = check_align(align, err);
     if (s != LT_OK)
         return s;

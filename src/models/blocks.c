@@ -9,7 +9,8 @@ typedef struct text { char s[64]; } text;
 #define PART 40 /* of a name, its end included: the longest is post_attention_norm.weight */
 
 /* "blk.3.attn_q", or the name itself outside of the layers. */
-static text full_name(const lt__blocks *b, const char *name) {
+static text full_name(const lt__blocks *b, const char *name)
+{
     text t;
     if (b->g->layer >= 0 && (uint32_t)b->g->layer < b->m->hp.layers)
         snprintf(t.s, sizeof t.s, "blk.%d.%s", b->g->layer, name);
@@ -18,7 +19,8 @@ static text full_name(const lt__blocks *b, const char *name) {
     return t;
 }
 
-static lt_tid weight(lt__blocks *b, const char *name, const char *kind, bool required) {
+static lt_tid weight(lt__blocks *b, const char *name, const char *kind, bool required)
+{
     char full[PART];
     snprintf(full, sizeof full, "%s.%s", name, kind);
     bool in_layer = b->g->layer >= 0 && (uint32_t)b->g->layer < b->m->hp.layers;
@@ -33,7 +35,8 @@ static lt_tid weight(lt__blocks *b, const char *name, const char *kind, bool req
     return lt__graph_weight(b->g, w->name, at, w->dtype, w->dim, w->ndim);
 }
 
-void lt__blocks_begin(lt__blocks *b, const struct lt_model *m, const lt_kv_desc *kv, lt_graph *g) {
+void lt__blocks_begin(lt__blocks *b, const struct lt_model *m, const lt_kv_desc *kv, lt_graph *g)
+{
     memset(b, 0, sizeof *b);
     b->m = m;
     b->g = g;
@@ -56,7 +59,8 @@ void lt__blocks_begin(lt__blocks *b, const struct lt_model *m, const lt_kv_desc 
         b->angles[i] = LT_NO_TENSOR;
 }
 
-void lt__block_layer(lt__blocks *b, uint32_t layer) {
+void lt__block_layer(lt__blocks *b, uint32_t layer)
+{
     const lt_hparams *hp = &b->m->hp;
     bool global = lt__layer_global(hp, layer);
     b->g->layer = (int32_t)layer;
@@ -70,24 +74,28 @@ void lt__block_layer(lt__blocks *b, uint32_t layer) {
     }
 }
 
-lt__act lt__block_act(lt_tid f32, const char *name) {
+lt__act lt__block_act(lt_tid f32, const char *name)
+{
     lt__act a = {f32, LT_NO_TENSOR, name};
     return a;
 }
 
-lt__act lt__block_norm(lt__blocks *b, lt_tid x, const char *name) {
+lt__act lt__block_norm(lt__blocks *b, lt_tid x, const char *name)
+{
     lt_op_params p = {.RMS_NORM = {b->m->hp.norm_eps}};
     lt_tid src[2] = {x, weight(b, name, "weight", true)};
     return lt__block_act(lt__graph_node(b->g, full_name(b, name).s, LT_OP_RMS_NORM, &p, src, 2), name);
 }
 
-void lt__block_norm_inplace(lt__blocks *b, lt_tid x, const char *name) {
+void lt__block_norm_inplace(lt__blocks *b, lt_tid x, const char *name)
+{
     lt_op_params p = {.RMS_NORM = {b->m->hp.norm_eps}};
     lt_tid src[2] = {x, weight(b, name, "weight", true)};
     lt__graph_inplace(b->g, full_name(b, name).s, LT_OP_RMS_NORM, &p, src, 2);
 }
 
-lt_tid lt__block_linear(lt__blocks *b, lt__act *x, const char *name) {
+lt_tid lt__block_linear(lt__blocks *b, lt__act *x, const char *name)
+{
     lt_tid w = weight(b, name, "weight", true), in = x->f32;
     if (b->g->status != LT_OK)
         return LT_NO_TENSOR;
@@ -111,18 +119,21 @@ lt_tid lt__block_linear(lt__blocks *b, lt__act *x, const char *name) {
     return y;
 }
 
-lt_tid lt__block_columns(lt__blocks *b, lt_tid x, uint64_t first, uint64_t n) {
+lt_tid lt__block_columns(lt__blocks *b, lt_tid x, uint64_t first, uint64_t n)
+{
     int64_t dim[1] = {(int64_t)n};
     return lt__graph_window(b->g, x, first, dim, 1);
 }
 
-lt_tid lt__block_heads(lt__blocks *b, lt_tid x, uint64_t first, uint32_t heads) {
+lt_tid lt__block_heads(lt__blocks *b, lt_tid x, uint64_t first, uint32_t heads)
+{
     int64_t dim[2] = {heads, b->m->hp.head_dim};
     return lt__graph_window(b->g, x, first, dim, 2);
 }
 
 /* A page holds the layers of its group one after another: K of all heads, then V of all heads. */
-static lt_kv_layout layout_of(const lt__blocks *b) {
+static lt_kv_layout layout_of(const lt__blocks *b)
+{
     const lt_hparams *hp = &b->m->hp;
     const lt_kv_group *grp = &b->groups[b->group];
     uint64_t layer_bytes = grp->layers ? grp->page_bytes / grp->layers : 0;
@@ -133,7 +144,8 @@ static lt_kv_layout layout_of(const lt__blocks *b) {
     return kv;
 }
 
-lt__act lt__block_attention(lt__blocks *b, lt_tid q, lt_tid k, lt_tid v) {
+lt__act lt__block_attention(lt__blocks *b, lt_tid q, lt_tid k, lt_tid v)
+{
     const lt_hparams *hp = &b->m->hp;
     lt_kv_layout kv = layout_of(b);
     lt_tid cache = b->cache[b->group], table = b->table[b->group], angles = b->angles[b->rope_set];
@@ -151,12 +163,14 @@ lt__act lt__block_attention(lt__blocks *b, lt_tid q, lt_tid k, lt_tid v) {
     return lt__block_act(lt__block_columns(b, o, 0, (uint64_t)hp->heads * hp->head_dim), "attn");
 }
 
-lt__act lt__block_gated(lt__blocks *b, lt_op op, lt_tid gate, lt_tid up) {
+lt__act lt__block_gated(lt__blocks *b, lt_op op, lt_tid gate, lt_tid up)
+{
     lt_tid src[2] = {gate, up};
     return lt__block_act(lt__graph_inplace(b->g, full_name(b, "ffn_act").s, op, NULL, src, 2), "ffn_act");
 }
 
-lt_tid lt__block_self_attention(lt__blocks *b) {
+lt_tid lt__block_self_attention(lt__blocks *b)
+{
     const lt_hparams *hp = &b->m->hp;
     lt__act x = lt__block_norm(b, b->h, "attn_norm");
     lt_tid q = lt__block_heads(b, lt__block_linear(b, &x, "attn_q"), 0, hp->heads);
@@ -170,7 +184,8 @@ lt_tid lt__block_self_attention(lt__blocks *b) {
     return lt__block_linear(b, &o, "attn_output");
 }
 
-lt_tid lt__block_ffn(lt__blocks *b, lt_op op) {
+lt_tid lt__block_ffn(lt__blocks *b, lt_op op)
+{
     lt__act x = lt__block_norm(b, b->h, "ffn_norm");
     lt_tid gate = lt__block_linear(b, &x, "ffn_gate");
     lt_tid up = lt__block_linear(b, &x, "ffn_up");
@@ -178,12 +193,14 @@ lt_tid lt__block_ffn(lt__blocks *b, lt_op op) {
     return lt__block_linear(b, &y, "ffn_down");
 }
 
-void lt__block_add(lt__blocks *b, const char *name, lt_tid x) {
+void lt__block_add(lt__blocks *b, const char *name, lt_tid x)
+{
     lt_tid src[2] = {b->h, x};
     lt__graph_inplace(b->g, full_name(b, name).s, LT_OP_ADD, NULL, src, 2);
 }
 
-void lt__blocks_head(lt__blocks *b) {
+void lt__blocks_head(lt__blocks *b)
+{
     b->g->layer = (int32_t)b->m->hp.layers;
     lt_tid src[2] = {b->h, b->rows};
     lt_tid last = lt__graph_node(b->g, "take_rows", LT_OP_TAKE_ROWS, NULL, src, 2);
@@ -192,14 +209,16 @@ void lt__blocks_head(lt__blocks *b) {
     lt__graph_output(b->g, lt__block_linear(b, &x, "output"), LT_ROLE_LOGITS);
 }
 
-bool lt__layer_global(const lt_hparams *hp, uint32_t layer) {
+bool lt__layer_global(const lt_hparams *hp, uint32_t layer)
+{
     if (hp->window == 0)
         return true;
     return hp->window_every != 0 && layer % hp->window_every == hp->window_every - 1;
 }
 
 lt_status lt__model_groups(const struct lt_model *m, const lt_kv_desc *kv, lt_kv_group groups[2], uint32_t *n_groups,
-                           lt_err *err) {
+                           lt_err *err)
+{
     const lt_hparams *hp = &m->hp;
     uint32_t count[2] = {0, 0};
     uint64_t row;
@@ -230,7 +249,8 @@ lt_status lt__model_groups(const struct lt_model *m, const lt_kv_desc *kv, lt_kv
 }
 
 lt_status lt__model_build(const struct lt_model *m, const lt_kv_desc *kv, lt_graph *g, lt_kv_group groups[2],
-                          uint32_t *n_groups, lt_err *err) {
+                          uint32_t *n_groups, lt_err *err)
+{
     lt__graph_init(g, m->ctx);
     lt_status s = lt__model_groups(m, kv, groups, n_groups, err);
     if (s != LT_OK)

@@ -26,7 +26,8 @@ static const lt_tensor_row tensors[] = {
     {"blk.%u.post_ffw_norm.weight", "embd", NULL, LT_ROW_F32},
 };
 
-static lt_status derive(struct lt_model *m, lt_err *err) {
+static lt_status derive(struct lt_model *m, lt_err *err)
+{
     lt_hparams *hp = &m->hp;
     lt_status s = lt__derive_common(m, LT_ROPE_HALVES, err);
     if (s != LT_OK)
@@ -48,7 +49,8 @@ static lt_status derive(struct lt_model *m, lt_err *err) {
     return LT_OK;
 }
 
-static void build(const struct lt_model *m, const lt_kv_desc *kv, lt_graph *g) {
+static void build(const struct lt_model *m, const lt_kv_desc *kv, lt_graph *g)
+{
     lt__blocks b;
     lt__blocks_begin(&b, m, kv, g);
     lt_op_params scale = {.SCALE = {m->hp.embd_scale}};

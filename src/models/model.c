@@ -8,7 +8,8 @@ static const lt_arch *const archs[] = {&lt__arch_llama, &lt__arch_qwen2, &lt__ar
                                        &lt__arch_phi3};
 #define N_ARCHS (sizeof archs / sizeof *archs)
 
-const char *lt_model_arch_at(uint32_t i, const char **text) {
+const char *lt_model_arch_at(uint32_t i, const char **text)
+{
     if (i >= N_ARCHS)
         return NULL;
     if (text)
@@ -19,7 +20,8 @@ const char *lt_model_arch_at(uint32_t i, const char **text) {
 const lt_model_info *lt_model_get_info(const lt_model *m) { return &m->info; }
 const lt_modelfile *lt_model_get_file(const lt_model *m) { return m->file; }
 
-static lt_status choose_arch(struct lt_model *m, lt_err *err) {
+static lt_status choose_arch(struct lt_model *m, lt_err *err)
+{
     const char *name = lt_modelfile_str(m->file, "general.architecture", NULL);
     char list[256] = "";
     if (!name)
@@ -37,7 +39,8 @@ static lt_status choose_arch(struct lt_model *m, lt_err *err) {
 }
 
 /* Keys that ask for arithmetic we do not have. Reading past them would give wrong text. */
-static lt_status refuse_keys(const struct lt_model *m, lt_err *err) {
+static lt_status refuse_keys(const struct lt_model *m, lt_err *err)
+{
     static const struct { const char *key, *what; } refused[] = {
         {"expert_count", "a mixture of experts"},
         {"attn_logit_softcapping", "capped attention scores"},
@@ -57,7 +60,8 @@ static lt_status refuse_keys(const struct lt_model *m, lt_err *err) {
     return LT_OK;
 }
 
-static lt_status find_vocab(struct lt_model *m, lt_err *err) {
+static lt_status find_vocab(struct lt_model *m, lt_err *err)
+{
     const lt_tensor_info *t = lt_modelfile_tensor(m->file, "token_embd.weight");
     const lt_key *tokens = lt_modelfile_key(m->file, "tokenizer.ggml.tokens");
     if (!t)
@@ -74,7 +78,8 @@ static lt_status find_vocab(struct lt_model *m, lt_err *err) {
     return LT_OK;
 }
 
-static const char *dims_text(const uint64_t *dim, uint32_t ndim, char buf[112]) {
+static const char *dims_text(const uint64_t *dim, uint32_t ndim, char buf[112])
+{
     size_t n = 0;
     buf[0] = 0;
     for (uint32_t i = 0; i < ndim && i < 4; i++)
@@ -83,7 +88,8 @@ static const char *dims_text(const uint64_t *dim, uint32_t ndim, char buf[112]) 
 }
 
 static lt_status unsupported_type(const struct lt_model *m, const char *name, const char *type, bool vector,
-                                  lt_err *err) {
+                                  lt_err *err)
+{
     static const char *const floats = "F32, F16, BF16";
     char list[256] = "";
     for (int t = 0; t < LT_DTYPE_COUNT; t++) {
@@ -97,7 +103,8 @@ static lt_status unsupported_type(const struct lt_model *m, const char *name, co
 }
 
 static lt_status check_dims(const struct lt_model *m, const lt_tensor_row *row, const lt_tensor_info *t,
-                            lt_weight *w, lt_err *err) {
+                            lt_weight *w, lt_err *err)
+{
     char have[112], want[112];
     if (!lt__rows_eval(&m->hp, row->rows, &w->dim[0]) || (row->cols && !lt__rows_eval(&m->hp, row->cols, &w->dim[1])))
         return lt__fail(err, LT_E_FORMAT, "%s: the size of '%s' (%s) does not follow from the hyperparameters",
@@ -114,7 +121,8 @@ static lt_status check_dims(const struct lt_model *m, const lt_tensor_row *row, 
 }
 
 static lt_status check_type(const struct lt_model *m, const lt_tensor_row *row, const lt_tensor_info *t,
-                            lt_weight *w, lt_err *err) {
+                            lt_weight *w, lt_err *err)
+{
     const lt_dtype_traits *tr = t->dtype < LT_DTYPE_COUNT ? lt_dtype_get(t->dtype) : NULL;
     bool vector = !row->cols;
     if (!tr || (tr->kind != LT_DTYPE_KIND_FLOAT && (vector || tr->kind != LT_DTYPE_KIND_QUANT)))
@@ -134,7 +142,8 @@ static lt_status check_type(const struct lt_model *m, const lt_tensor_row *row, 
     return LT_OK;
 }
 
-static lt_status add_weight(struct lt_model *m, const lt_tensor_row *row, uint32_t layer, uint32_t *slot, lt_err *err) {
+static lt_status add_weight(struct lt_model *m, const lt_tensor_row *row, uint32_t layer, uint32_t *slot, lt_err *err)
+{
     lt_weight w = {.name = ""};
     char n[16];
     const char *mark = strstr(row->name, "%u");
@@ -164,7 +173,8 @@ static lt_status add_weight(struct lt_model *m, const lt_tensor_row *row, uint32
 }
 
 /* In the order of use: what comes once, then layer by layer. */
-static lt_status add_weights(struct lt_model *m, lt_err *err) {
+static lt_status add_weights(struct lt_model *m, lt_err *err)
+{
     const lt_arch *a = m->arch;
     size_t layers = m->hp.layers;
     lt_status s;
@@ -185,7 +195,8 @@ static lt_status add_weights(struct lt_model *m, lt_err *err) {
     return LT_OK;
 }
 
-uint32_t lt__model_find(const struct lt_model *m, int32_t layer, const char *name) {
+uint32_t lt__model_find(const struct lt_model *m, int32_t layer, const char *name)
+{
     for (size_t r = 0; r < m->arch->n_tensors; r++) {
         const char *row = m->arch->tensors[r].name, *mark = strstr(row, "%u.");
         if (layer < 0 && !mark && strcmp(row, name) == 0)
@@ -196,7 +207,8 @@ uint32_t lt__model_find(const struct lt_model *m, int32_t layer, const char *nam
     return UINT32_MAX;
 }
 
-static bool row_matches(const char *row, const char *name, uint32_t layers) {
+static bool row_matches(const char *row, const char *name, uint32_t layers)
+{
     const char *mark = strstr(row, "%u");
     if (!mark)
         return strcmp(row, name) == 0;
@@ -212,7 +224,8 @@ static bool row_matches(const char *row, const char *name, uint32_t layers) {
     return layer < layers;
 }
 
-static bool arch_uses(const lt_arch *a, const char *name, uint32_t layers) {
+static bool arch_uses(const lt_arch *a, const char *name, uint32_t layers)
+{
     for (size_t r = 0; r < a->n_tensors; r++)
         if (row_matches(a->tensors[r].name, name, layers))
             return true;
@@ -221,7 +234,8 @@ static bool arch_uses(const lt_arch *a, const char *name, uint32_t layers) {
 
 /* A tensor that has its place in the arithmetic of a layer or of the head, but none in this
  * architecture's: leaving it out would give wrong text without a word. */
-static bool changes_result(const char *name, uint32_t layers) {
+static bool changes_result(const char *name, uint32_t layers)
+{
     static const char *const known[] = {
         "output.bias",               "output_norm.bias",           "token_embd_norm.weight",
         "position_embd.weight",      "blk.%u.attn_norm.bias",      "blk.%u.ffn_norm.bias",
@@ -238,12 +252,14 @@ static bool changes_result(const char *name, uint32_t layers) {
     return false;
 }
 
-static void log_skipped(const struct lt_model *m, const char *list, size_t n) {
+static void log_skipped(const struct lt_model *m, const char *list, size_t n)
+{
     if (n)
         lt__log(m->ctx, LT_LOG_WARN, "model", "%s: skipped, no part of %s: %s", lt__model_path(m), m->arch->name, list);
 }
 
-static lt_status find_skipped(struct lt_model *m, lt_err *err) {
+static lt_status find_skipped(struct lt_model *m, lt_err *err)
+{
     char list[320];
     size_t used = 0;
     uint64_t n = lt_modelfile_tensor_count(m->file);
@@ -270,7 +286,8 @@ static lt_status find_skipped(struct lt_model *m, lt_err *err) {
     return LT_OK;
 }
 
-static void fill_info(struct lt_model *m) {
+static void fill_info(struct lt_model *m)
+{
     lt_model_info *i = &m->info;
     const lt_hparams *hp = &m->hp;
     uint64_t by_type[LT_DTYPE_COUNT] = {0}, most = 0;
@@ -302,7 +319,8 @@ static void fill_info(struct lt_model *m) {
         }
 }
 
-lt_status lt_model_open(lt_ctx *ctx, const char *path, lt_model **out, lt_err *err) {
+lt_status lt_model_open(lt_ctx *ctx, const char *path, lt_model **out, lt_err *err)
+{
     *out = NULL;
     struct lt_model *m = lt__zalloc(ctx, sizeof *m);
     if (!m)
@@ -334,7 +352,8 @@ lt_status lt_model_open(lt_ctx *ctx, const char *path, lt_model **out, lt_err *e
     return LT_OK;
 }
 
-void lt_model_close(lt_model *m) {
+void lt_model_close(lt_model *m)
+{
     if (!m)
         return;
     lt_ctx *ctx = m->ctx;

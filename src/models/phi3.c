@@ -24,7 +24,8 @@ static const lt_tensor_row tensors[] = {
     {"blk.%u.ffn_down.weight", "embd", "ff", 0},
 };
 
-static lt_status derive(struct lt_model *m, lt_err *err) {
+static lt_status derive(struct lt_model *m, lt_err *err)
+{
     lt_hparams *hp = &m->hp;
     lt_status s = lt__derive_common(m, LT_ROPE_HALVES, err);
     if (s != LT_OK)
@@ -43,7 +44,8 @@ static lt_status derive(struct lt_model *m, lt_err *err) {
     return LT_OK;
 }
 
-static void build(const struct lt_model *m, const lt_kv_desc *kv, lt_graph *g) {
+static void build(const struct lt_model *m, const lt_kv_desc *kv, lt_graph *g)
+{
     const lt_hparams *hp = &m->hp;
     uint64_t q_cols = (uint64_t)hp->heads * hp->head_dim, kv_cols = (uint64_t)hp->kv_heads * hp->head_dim;
     lt__blocks b;

@@ -18,7 +18,8 @@ static const lt_tensor_row tensors[] = {
 
 static lt_status derive(struct lt_model *m, lt_err *err) { return lt__derive_common(m, LT_ROPE_HALVES, err); }
 
-static void build(const struct lt_model *m, const lt_kv_desc *kv, lt_graph *g) {
+static void build(const struct lt_model *m, const lt_kv_desc *kv, lt_graph *g)
+{
     lt__blocks b;
     lt__blocks_begin(&b, m, kv, g);
     for (uint32_t l = 0; l < m->hp.layers; l++) {

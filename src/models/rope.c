@@ -11,12 +11,14 @@
 #define PI 3.14159265358979323846
 
 /* The pair index at which `turns` full turns fit the trained length. */
-static double yarn_pair(const lt_rope_set *r, double turns) {
+static double yarn_pair(const lt_rope_set *r, double turns)
+{
     return r->rotated * log(r->original_context / (turns * 2 * PI)) / (2 * log(r->base));
 }
 
 /* 1 where the angle is kept, 0 where positions are divided by the factor. */
-static double yarn_keep(const lt_rope_set *r, uint32_t i) {
+static double yarn_keep(const lt_rope_set *r, uint32_t i)
+{
     double low = floor(yarn_pair(r, r->beta_fast)), high = ceil(yarn_pair(r, r->beta_slow));
     if (low < 0)
         low = 0;
@@ -26,7 +28,8 @@ static double yarn_keep(const lt_rope_set *r, uint32_t i) {
     return 1 - (x < 0 ? 0 : x > 1 ? 1 : x);
 }
 
-static double frequency(const lt_rope_set *r, uint32_t context, uint32_t i) {
+static double frequency(const lt_rope_set *r, uint32_t context, uint32_t i)
+{
     double f = pow(r->base, -2.0 * i / r->rotated);
     switch (r->scaling) {
     case LT_ROPE_SCALE_LINEAR: return f / r->factor;
@@ -44,7 +47,8 @@ static double frequency(const lt_rope_set *r, uint32_t context, uint32_t i) {
 }
 
 void lt__model_rope(const struct lt_model *m, uint32_t set, uint32_t context, const int32_t *pos, uint32_t n,
-                    float *out) {
+                    float *out)
+{
     const lt_rope_set *r = &m->hp.rope[set];
     uint32_t half = r->rotated / 2;
     for (uint32_t i = 0; i < half; i++) {
@@ -57,7 +61,8 @@ void lt__model_rope(const struct lt_model *m, uint32_t set, uint32_t context, co
     }
 }
 
-static lt_status read_scaling(struct lt_model *m, lt_rope_set *r, lt_err *err) {
+static lt_status read_scaling(struct lt_model *m, lt_rope_set *r, lt_err *err)
+{
     char name[96];
     snprintf(name, sizeof name, "%s.rope.scaling.type", m->arch->name);
     const char *type = lt_modelfile_str(m->file, name, NULL);
@@ -95,7 +100,8 @@ static lt_status read_scaling(struct lt_model *m, lt_rope_set *r, lt_err *err) {
     return LT_OK;
 }
 
-lt_status lt__derive_common(struct lt_model *m, lt_rope_style style, lt_err *err) {
+lt_status lt__derive_common(struct lt_model *m, lt_rope_style style, lt_err *err)
+{
     lt_hparams *hp = &m->hp;
     const char *path = lt__model_path(m), *arch = m->arch->name;
     lt_status s;
@@ -142,7 +148,8 @@ lt_status lt__derive_common(struct lt_model *m, lt_rope_style style, lt_err *err
 
 typedef struct source { const lt_weight *weight; const lt_key *key; } source;
 
-static source find_source(const struct lt_model *m, const char *tensor, const char *key) {
+static source find_source(const struct lt_model *m, const char *tensor, const char *key)
+{
     source src = {NULL, lt_modelfile_key(m->file, key)};
     uint32_t at = lt__model_find(m, -1, tensor);
     if (at != UINT32_MAX)
@@ -151,7 +158,8 @@ static source find_source(const struct lt_model *m, const char *tensor, const ch
 }
 
 /* A few hundred bytes, once: not worth a store. */
-static lt_status read_span(lt_ctx *ctx, const char *path, uint64_t offset, char *dst, uint64_t bytes, lt_err *err) {
+static lt_status read_span(lt_ctx *ctx, const char *path, uint64_t offset, char *dst, uint64_t bytes, lt_err *err)
+{
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
         return lt__fail_errno(err, errno, "%s: cannot be opened", path);
@@ -171,7 +179,8 @@ static lt_status read_span(lt_ctx *ctx, const char *path, uint64_t offset, char 
     return s;
 }
 
-static lt_status read_tensor(struct lt_model *m, const lt_weight *w, float *out, lt_err *err) {
+static lt_status read_tensor(struct lt_model *m, const lt_weight *w, float *out, lt_err *err)
+{
     const lt_tensor_info *info = w->info;
     void *raw = lt__alloc(m->ctx, info->bytes);
     if (!raw)
@@ -184,7 +193,8 @@ static lt_status read_tensor(struct lt_model *m, const lt_weight *w, float *out,
     return s;
 }
 
-static lt_status load_one(struct lt_model *m, source src, const char *name, float *out, lt_err *err) {
+static lt_status load_one(struct lt_model *m, source src, const char *name, float *out, lt_err *err)
+{
     uint32_t half = m->hp.rope[0].rotated / 2;
     if (src.weight) {
         lt_status s = read_tensor(m, src.weight, out, err);
@@ -204,7 +214,8 @@ static lt_status load_one(struct lt_model *m, source src, const char *name, floa
     return LT_OK;
 }
 
-lt_status lt__rope_load(struct lt_model *m, lt_err *err) {
+lt_status lt__rope_load(struct lt_model *m, lt_err *err)
+{
     lt_rope_set *r = &m->hp.rope[0];
     source one = find_source(m, "rope_freqs.weight", "lowtide.rope.factors");
     source lng = find_source(m, "rope_factors_long.weight", "lowtide.rope.factors_long");

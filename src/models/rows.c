@@ -6,7 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-static bool name_value(const lt_hparams *hp, const char *name, size_t n, uint64_t *out) {
+static bool name_value(const lt_hparams *hp, const char *name, size_t n, uint64_t *out)
+{
     const struct { const char *name; uint32_t value; } names[] = {
         {"layers", hp->layers},     {"embd", hp->embd},         {"ff", hp->ff},
         {"heads", hp->heads},       {"kv_heads", hp->kv_heads}, {"head_dim", hp->head_dim},
@@ -20,7 +21,8 @@ static bool name_value(const lt_hparams *hp, const char *name, size_t n, uint64_
     return false;
 }
 
-static bool eval_atom(const lt_hparams *hp, const char **p, uint64_t *out) {
+static bool eval_atom(const lt_hparams *hp, const char **p, uint64_t *out)
+{
     size_t n = strspn(*p, "abcdefghijklmnopqrstuvwxyz_0123456789");
     if (n == 0)
         return false;
@@ -35,7 +37,8 @@ static bool eval_atom(const lt_hparams *hp, const char **p, uint64_t *out) {
     return true;
 }
 
-bool lt__rows_eval(const lt_hparams *hp, const char *expr, uint64_t *out) {
+bool lt__rows_eval(const lt_hparams *hp, const char *expr, uint64_t *out)
+{
     const char *p = expr;
     *out = 0;
     for (;;) {
@@ -66,12 +69,14 @@ bool lt__rows_eval(const lt_hparams *hp, const char *expr, uint64_t *out) {
 
 const char *lt__model_path(const struct lt_model *m) { return lt_modelfile_part_path(m->file, 0); }
 
-static const lt_key *find_key(const struct lt_model *m, const char *key, char name[128]) {
+static const lt_key *find_key(const struct lt_model *m, const char *key, char name[128])
+{
     snprintf(name, 128, "%s.%s", m->arch->name, key);
     return lt_modelfile_key(m->file, name);
 }
 
-static bool element(const lt_key *k, lt_key_type type, uint64_t i, double *out) {
+static bool element(const lt_key *k, lt_key_type type, uint64_t i, double *out)
+{
     switch (type) {
     case LT_KEY_INT: *out = (double)k->v.i[i]; return true;
     case LT_KEY_UINT: *out = (double)k->v.u[i]; return true;
@@ -80,7 +85,8 @@ static bool element(const lt_key *k, lt_key_type type, uint64_t i, double *out) 
     }
 }
 
-static const char *type_text(lt_key_type t) {
+static const char *type_text(lt_key_type t)
+{
     switch (t) {
     case LT_KEY_BOOL: return "a bool";
     case LT_KEY_INT:
@@ -95,7 +101,8 @@ static const char *type_text(lt_key_type t) {
 /* One number, from a scalar or from an array of equal ones. Integers up to 2^53 are exact in a
  * double; beyond that they are out of every range here. */
 static lt_status read_number(const struct lt_model *m, const char *name, const lt_key *k, bool whole, double min,
-                             double max, double *out, lt_err *err) {
+                             double max, double *out, lt_err *err)
+{
     const char *want = whole ? "an integer" : "a number";
     lt_key_type type = k->type == LT_KEY_ARRAY ? k->elem_type : k->type;
     double v = 0;
@@ -119,7 +126,8 @@ static lt_status read_number(const struct lt_model *m, const char *name, const l
     return LT_OK;
 }
 
-lt_status lt__rows_hparams(struct lt_model *m, lt_err *err) {
+lt_status lt__rows_hparams(struct lt_model *m, lt_err *err)
+{
     for (size_t i = 0; i < m->arch->n_hparams; i++) {
         const lt_hparam_row *r = &m->arch->hparams[i];
         char name[128];
@@ -149,7 +157,8 @@ lt_status lt__rows_hparams(struct lt_model *m, lt_err *err) {
 }
 
 lt_status lt__rows_u32(const struct lt_model *m, const char *key, uint32_t min, uint32_t max, uint32_t *out,
-                       lt_err *err) {
+                       lt_err *err)
+{
     char name[128];
     const lt_key *k = find_key(m, key, name);
     double v = *out;
@@ -161,7 +170,8 @@ lt_status lt__rows_u32(const struct lt_model *m, const char *key, uint32_t min, 
     return s;
 }
 
-lt_status lt__rows_f64(const struct lt_model *m, const char *key, double min, double max, double *out, lt_err *err) {
+lt_status lt__rows_f64(const struct lt_model *m, const char *key, double min, double max, double *out, lt_err *err)
+{
     char name[128];
     const lt_key *k = find_key(m, key, name);
     return k ? read_number(m, name, k, false, min, max, out, err) : LT_OK;
