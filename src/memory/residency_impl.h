@@ -48,6 +48,7 @@ typedef struct res_copy {
     bool      lost;     /* failed with its queue, not by itself: a lease may simply load again */
     bool      cut;      /* the transfer thread made its last piece */
     uint32_t  pieces;   /* in flight */
+    uint32_t  in_serial; /* the copy queue that has its first piece */
     uint64_t  begun_ns;
     lt_status status;
     lt_err    err;
@@ -138,6 +139,7 @@ struct lt_residency {
     res_jobs   urgent, normal;
     uint64_t   moving;     /* jobs not finished, queued or under way */
     lt_queue  *in, *out;
+    uint32_t   in_serial; /* of `in`: a failed queue is replaced */
     lt__staging staging;
     bool       staging_made;
     uint64_t   pin_left;

@@ -68,6 +68,7 @@ static void replace_queue(lt_residency *r, const lt_err *why) {
     lt__ignore(lt_queue_sync(r->in, NULL));
     lt_queue_destroy(r->in);
     r->in = NULL;
+    r->in_serial++;
     res_lock(r);
     for (lt__ring_slot *s = r->ring.first; s; s = s->next) {
         res_copy *c = (res_copy *)s;
@@ -232,6 +233,16 @@ static void copy_piece(lt_residency *r, const res_piece *p, const char *name, co
     res_copy *c = p->copy;
     lt_err err = {0};
     lt_status st = need_queue(r, &r->in, &err);
+    if (p->off == 0) c->in_serial = r->in_serial;
+    if (st == LT_OK && c->in_serial != r->in_serial) { /* replaced meanwhile for another's sake */
+        st = lt__fail(&err, LT_E_DEVICE_LOST, "its first bytes were lost with a failed copy queue");
+        lt__staging_give(&r->staging, p->seg);
+        if (c->status == LT_OK) {
+            c->lost = true;
+            c->status = name_error(&c->err, st, name, &err);
+        }
+        return;
+    }
     if (st == LT_OK) st = lt_queue_copy_in(r->in, c->addr + p->off, src, p->bytes, &err);
     if (st == LT_OK) {
         st = lt__staging_fly(&r->staging, p->seg, r->in, &err);

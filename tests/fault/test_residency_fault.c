@@ -1,0 +1,140 @@
+/* Fails the Nth host allocation, commit, copy, read, map, pin and write of a short run, for every N
+ * until none is left: a typed error or a right result, sound books, nothing leaked, and the next run
+ * in the same process, on the same objects where they exist, is right. */
+#include "residency_rig.h"
+
+static char path[256];
+enum { FILE_BYTES = 2 << 20, STATE_BYTES = 70000 };
+
+static int make_file(void **state) {
+    (void)state;
+    pattern_file(path, sizeof path, RIG_SEED, FILE_BYTES);
+    return 0;
+}
+static int drop_file(void **state) {
+    (void)state;
+    return unlink(path);
+}
+
+static uint8_t home[STATE_BYTES];
+static lt_status home_read(void *user, uint64_t at, void *dst, uint64_t n, lt_err *err) {
+    (void)user, (void)err;
+    memcpy(dst, home + at, n);
+    return LT_OK;
+}
+static lt_status home_write(void *user, uint64_t at, const void *src, uint64_t n, lt_err *err) {
+    (void)user, (void)err;
+    memcpy(home + at, src, n);
+    return LT_OK;
+}
+
+static const size_t order[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 3};
+enum { N = sizeof order / sizeof *order };
+
+static lt_status open_all(rig *g, const char *spec, lt_store_mode mode, lt_item *st_item, lt_err *err) {
+    lt_residency_desc d = lt_residency_desc_default();
+    d.ring_bytes = 256 << 10;
+    d.staging_bytes = 64 << 10;
+    d.pin_bytes = 16 << 20;
+    d.policy = lt_policy_next_use;
+    lt_status st = rig_try_open(g, spec, 704 << 10, path, mode, &d, err);
+    for (size_t i = 0; i < 10 && st == LT_OK; i++) st = rig_try_add(g, 90000 + 100 * i, i % 2 == 0, 0, err);
+    lt_item_desc id = {.name = "state", .bytes = STATE_BYTES, .use = LT_USE_OPTIMIZER,
+                       .source = {.read = home_read, .write = home_write}};
+    return st == LT_OK ? lt_residency_add(g->res, &id, st_item, err) : st;
+}
+
+/* A dirty item, a plan, two sweeps that stream and evict. */
+static lt_status run(rig *g, lt_item st_item, lt_err *err) {
+    lt_item items[N];
+    for (size_t i = 0; i < N; i++) items[i] = g->item[order[i]];
+    lt_lease l;
+    lt_status st = lt_residency_lease(g->res, st_item, g->q, &l, err);
+    if (st != LT_OK) return st;
+    st = lt_queue_fill(g->q, l.addr, 0x17, STATE_BYTES, err);
+    if (st == LT_OK) st = lt_residency_mark_dirty(g->res, l, err);
+    lt_residency_release(g->res, l, g->q);
+    if (st == LT_OK) st = lt_residency_plan(g->res, items, N, true, err);
+    for (int k = 0; k < 2 && st == LT_OK; k++) st = rig_try_pass(g, order, N, false, err);
+    if (st == LT_OK) st = lt_queue_sync(g->q, err);
+    return st;
+}
+
+static void expect_typed(lt_status st, const lt_err *err) {
+    if (st == LT_OK) return;
+    bool ok = st == LT_E_HOST_OOM || st == LT_E_DEVICE_OOM || st == LT_E_IO || st == LT_E_DEVICE_LOST;
+    if (!ok || err->text[0] == 0 || err->status != st) fail_msg("%s: '%s'", lt_status_name(st), err->text);
+}
+
+/* A failed queue stays failed: the user makes a new one, and tells the manager. */
+static void recover(rig *g) {
+    lt_err err;
+    if (lt_queue_sync(g->q, &err) != LT_OK) {
+        lt_queue_destroy(g->q);
+        assert_ok(lt_queue_create(g->dev, LT_QUEUE_COMPUTE, &g->q, &err), err);
+    }
+    if (lt_residency_sync(g->res, &err) != LT_OK) expect_typed(err.status, &err);
+}
+
+static long sweep(const char *spec, lt_store_mode mode, lt_fault_point point) {
+    for (long n = 1;; n++) {
+        rig g;
+        lt_item state_item;
+        lt_err err = {0};
+        memset(&g, 0, sizeof g);
+        memset(home, 0, sizeof home);
+        test_ctx_open(&g.t);
+        test_ctx_arm(&g.t, point, n);
+        lt_status opened = open_all(&g, spec, mode, &state_item, &err);
+        lt_status st = opened;
+        if (opened == LT_OK) st = run(&g, state_item, &err);
+        bool hit = atomic_load(&g.t.seen[point]) >= n;
+        test_ctx_arm(&g.t, point, 0);
+        expect_typed(st, &err);
+        if (!hit) assert_ok(st, err);
+        if (opened == LT_OK) {
+            recover(&g);
+            rig_check(&g);
+            assert_ok(run(&g, state_item, &err), err);
+            rig_check(&g);
+            (void)lt_residency_shrink(g.res, 0);
+            for (size_t i = 0; i < STATE_BYTES; i++) assert_int_equal(home[i], 0x17);
+        }
+        rig_shut(&g);
+        assert_ok(open_all(&g, spec, mode, &state_item, &err), err); /* and from the start */
+        assert_ok(run(&g, state_item, &err), err);
+        rig_close(&g);
+        if (!hit) return n - 1;
+    }
+}
+
+static const char *const devices[] = {"cpu:threads=1", "sim:vram=64M,threads=1"};
+static const lt_store_mode modes[] = {LT_STORE_MAPPED, LT_STORE_DIRECT, LT_STORE_PLAIN};
+
+static void each_nth(lt_fault_point point, bool must_occur) {
+    for (size_t d = 0; d < 2; d++)
+        for (size_t m = 0; m < 3; m++) {
+            long n = sweep(devices[d], modes[m], point);
+            print_message("%s, mode %d: %ld failures\n", devices[d], (int)modes[m], n);
+            if (must_occur) assert_true(n > 0);
+        }
+}
+
+static void each_nth_host_allocation(void **state) { (void)state; each_nth(LT_FAULT_HOST_ALLOC, true); }
+static void each_nth_commit(void **state) { (void)state; each_nth(LT_FAULT_COMMIT, true); }
+static void each_nth_copy(void **state) { (void)state; each_nth(LT_FAULT_COPY, true); }
+static void each_nth_read(void **state) { (void)state; each_nth(LT_FAULT_READ, true); }
+static void each_nth_write(void **state) { (void)state; each_nth(LT_FAULT_WRITE, true); }
+static void each_nth_map_and_pin(void **state) {
+    (void)state;
+    each_nth(LT_FAULT_MAP, false);
+    each_nth(LT_FAULT_PIN, false);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(each_nth_host_allocation), cmocka_unit_test(each_nth_commit), cmocka_unit_test(each_nth_copy),
+        cmocka_unit_test(each_nth_read), cmocka_unit_test(each_nth_write), cmocka_unit_test(each_nth_map_and_pin),
+    };
+    return cmocka_run_group_tests(tests, make_file, drop_file);
+}
