@@ -62,12 +62,6 @@ lt_status lt_pool_create(lt_device *dev, const lt_pool_desc *desc, lt_pool **out
     p->dev = dev;
     p->ctx = ctx;
     p->trace = d.trace;
-    pthread_mutexattr_t attr;
-    pthread_mutexattr_init(&attr);
-    pthread_mutexattr_settype(&attr, PTHREAD_MUTEX_ADAPTIVE_NP);
-    pthread_mutex_init(&p->lock, &attr);
-    pthread_mutexattr_destroy(&attr);
-
     const char *name = d.name ? d.name : "pool";
     p->name_bytes = strlen(name) + 1;
     lt_status st = LT_OK;
@@ -113,7 +107,6 @@ fail_reserve:
 fail_size:
     lt__free(ctx, p->name, p->name_bytes);
 fail_name:
-    pthread_mutex_destroy(&p->lock);
     lt__free(ctx, p, sizeof *p);
     return st;
 }
@@ -157,7 +150,6 @@ void lt_pool_destroy(lt_pool *p)
     lt_device_unreserve(p->dev, p->base, p->range);
     lt__free(p->ctx, p->cells, p->n_cells);
     lt__free(p->ctx, p->name, p->name_bytes);
-    pthread_mutex_destroy(&p->lock);
     lt__free(p->ctx, p, sizeof *p);
 }
 
@@ -171,12 +163,6 @@ typedef struct request {
     bool high;
 } request;
 
-static lt__blk *take_free(lt_pool *p, const request *r)
-{
-    if (p->live > p->limit || r->bytes > p->limit - p->live) return NULL; /* the limit was lowered */
-    return lt__sub_alloc(&p->sub, r->bytes, r->align, r->high);
-}
-
 /* Whatever can be had without taking anything from anybody. */
 static lt_status find_block(lt_pool *p, const request *r, lt__blk **out, lt_err *grow_err, lt_err *err)
 {
@@ -187,10 +173,10 @@ static lt_status find_block(lt_pool *p, const request *r, lt__blk **out, lt_err 
     for (int round = 0; round < 3; round++) {
         st = lt__sub_prepare(&p->sub, 2, err);
         if (st != LT_OK) return st;
-        if (p->live > p->limit || r->bytes > p->limit - p->live) return LT_OK;
+        if (p->live > p->limit || r->bytes > p->limit - p->live) return LT_OK; /* the limit was lowered */
         if (r->own != LT__NO_OWNER && (*out = lt__order_exact(p, r->own, r->bytes, r->align)) != NULL)
             return LT_OK;
-        if ((*out = take_free(p, r)) != NULL) return LT_OK;
+        if ((*out = lt__sub_alloc(&p->sub, r->bytes, r->align, r->high)) != NULL) return LT_OK;
         if (r->own != LT__NO_OWNER && p->pending) {
             st = lt__order_run(p, r->queue, r->own, false, r->bytes, r->align, r->high, out, err);
             if (st != LT_OK || *out) return st;
@@ -231,7 +217,7 @@ static lt_status explain(lt_pool *p, const request *r, const lt_err *grow, lt_er
     if (grow->status != LT_OK)
         snprintf(why, sizeof why, "; the device could not commit more: %.110s", grow->text);
     return lt__fail_native(
-        err, st, grow->native,
+        err, st, grow->status != LT_OK ? grow->native : 0,
         "pool '%s': no %s for %s: free %s (largest %s), pending %s, limit %s; held: %s%s", p->name,
         lt__format_bytes(r->bytes, want, sizeof want), lt_use_name(r->use),
         lt__format_bytes(p->sub.free_bytes + (p->limit > p->committed ? p->limit - p->committed : 0), fr,
@@ -266,15 +252,38 @@ static bool press(lt_pool *p, const request *r)
     return given > 0 && p->frees != frees; /* a listener that only claims progress is not asked again */
 }
 
-static lt_status alloc_slow(lt_pool *p, const request *r, lt__blk **out, lt_err *err)
+/* Everything but a free block at hand for the only queue. */
+static __attribute__((noinline)) lt_status alloc_slow(lt_pool *p, uint64_t bytes, uint64_t align, lt_use use,
+                                                      lt_queue *queue, lt__blk **out, lt_err *err)
 {
+    request r = {.bytes = bytes,
+                 .align = align,
+                 .use = use,
+                 .queue = queue,
+                 .own = LT__NO_OWNER,
+                 .high = lt__use_grows_down(use)};
+    lt_err grow;
+    grow.status = LT_OK;
+    lt_status st = LT_OK;
+    if (p->multi || queue != p->lone) st = lt__order_enter(p, queue, true, &r.own, err);
+    if (st != LT_OK) return st;
     for (;;) {
-        lt_err grow = {0};
-        lt_status st = find_block(p, r, out, &grow, err);
+        grow.status = LT_OK;
+        st = find_block(p, &r, out, &grow, err);
         if (st != LT_OK || *out) return st;
-        if (grow.status == LT_E_DEVICE_LOST || !p->pressure || in_pressure(p) || !press(p, r))
-            return explain(p, r, &grow, err);
+        if (grow.status == LT_E_DEVICE_LOST || !p->pressure || in_pressure(p) || !press(p, &r))
+            return explain(p, &r, &grow, err);
     }
+}
+
+/* No pressure and no waiting: nothing anyone frees could help. */
+static __attribute__((noinline)) lt_status alloc_hopeless(lt_pool *p, uint64_t bytes, lt_use use, lt_err *err)
+{
+    request r = {.bytes = bytes, .use = use};
+    lt_err none;
+    none.status = LT_OK;
+    none.native = 0;
+    return explain(p, &r, &none, err);
 }
 
 lt_status lt_pool_alloc(lt_pool *p, uint64_t bytes, uint64_t align, lt_use use, lt_queue *queue,
@@ -287,41 +296,31 @@ lt_status lt_pool_alloc(lt_pool *p, uint64_t bytes, uint64_t align, lt_use use, 
         return lt__fail(err, LT_E_INVALID, "pool '%s': alignment %llu is not a power of two", p->name,
                         (unsigned long long)align);
     if (!bytes) return LT_OK;
-    request r = {.bytes = bytes,
-                 .align = lt__max_u64(align, p->granule),
-                 .use = use,
-                 .queue = queue,
-                 .own = LT__NO_OWNER,
-                 .high = lt__use_grows_down(use)};
+    uint64_t least = lt__max_u64(align, p->granule), size = lt__round_up(bytes, p->granule);
     lt_status st = LT_OK;
     lt__blk *b = NULL;
     lt__pool_lock(p);
-    if (bytes > p->range) {
-        lt_err none = {0};
-        st = explain(p, &r, &none, err); /* no pressure: nothing anyone frees could help */
-        goto done;
+    if (bytes > p->range) /* also where size has wrapped */
+        st = alloc_hopeless(p, bytes, use, err);
+    else if (!p->multi && queue == p->lone && p->sub.n_unused >= 2 && p->live <= p->limit &&
+             size <= p->limit - p->live)
+        b = lt__sub_alloc(&p->sub, size, least, lt__use_grows_down(use));
+    if (!b && st == LT_OK) st = alloc_slow(p, size, least, use, queue, &b, err);
+    if (st == LT_OK) {
+        b->use = (uint8_t)use;
+        p->allocs++;
+        p->live += b->bytes;
+        p->live_by_use[use] += b->bytes;
+        p->peak_live = lt__max_u64(p->peak_live, p->live);
+        p->peak_by_use[use] = lt__max_u64(p->peak_by_use[use], p->live_by_use[use]);
+        *out = (lt_block){.addr = b->addr, .bytes = b->bytes, .slot = b->slot, .serial = b->serial};
+        if (__builtin_expect(p->trace != NULL, 0))
+            lt__trace_write(p->trace, lt__trace_queue(p->trace, queue), LT__TRACE_ALLOC,
+                            (uint64_t)b->serial << 32 | b->slot, b->bytes,
+                            lt__trace_aux(p->scope, (uint32_t)use, align));
+    } else {
+        p->failures++;
     }
-    r.bytes = lt__round_up(bytes, p->granule);
-    if (p->multi || queue != p->lone) {
-        st = lt__order_enter(p, queue, true, &r.own, err);
-        if (st != LT_OK) goto done;
-    }
-    if (!p->multi && p->sub.n_unused >= 2) b = take_free(p, &r);
-    if (!b) st = alloc_slow(p, &r, &b, err);
-    if (st != LT_OK) goto done;
-    b->use = (uint8_t)use;
-    p->allocs++;
-    p->live += b->bytes;
-    p->peak_live = lt__max_u64(p->peak_live, p->live);
-    p->live_by_use[use] += b->bytes;
-    p->peak_by_use[use] = lt__max_u64(p->peak_by_use[use], p->live_by_use[use]);
-    *out = (lt_block){.addr = b->addr, .bytes = b->bytes, .slot = b->slot, .serial = b->serial};
-    if (p->trace)
-        lt__trace_write(p->trace, lt__trace_queue(p->trace, queue), LT__TRACE_ALLOC,
-                        (uint64_t)b->serial << 32 | b->slot, b->bytes,
-                        lt__trace_aux(p->scope, (uint32_t)use, align));
-done:
-    if (st != LT_OK) p->failures++;
     lt__pool_unlock(p);
     return st;
 }
@@ -331,7 +330,8 @@ void lt_pool_free(lt_pool *p, lt_block block, lt_queue *queue)
     if (!block.serial && !block.addr) return;
     lt__pool_lock(p);
     uint16_t own = LT__NO_OWNER;
-    lt_err why = {0};
+    lt_err why;
+    why.status = LT_OK; /* zeroing all of it would cost more than the rest of a free */
     if (p->multi || queue != p->lone) (void)!lt__order_enter(p, queue, false, &own, &why);
     lt__blk *b = lt__sub_lookup(&p->sub, block.slot, block.serial);
     if (!b || b->addr != block.addr || b->bytes != block.bytes) {

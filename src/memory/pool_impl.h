@@ -6,6 +6,7 @@
 
 #include "backend/backend.h"
 #include "lowtide/pool.h"
+#include "memory/lock.h"
 #include "memory/suballoc.h"
 #include "memory/trace.h"
 
@@ -31,7 +32,7 @@ enum { LT__NO_OWNER = 0xffff };
 typedef struct lt__pressing { pthread_t thread; struct lt__pressing *next; } lt__pressing;
 
 struct lt_pool {
-    pthread_mutex_t lock;
+    lt__lock lock;
     lt_device *dev;
     lt_ctx    *ctx;
     char      *name;
@@ -63,8 +64,8 @@ struct lt_pool {
     uint64_t live_by_use[LT_USE_COUNT], peak_by_use[LT_USE_COUNT];
 };
 
-static inline void lt__pool_lock(const lt_pool *p) { pthread_mutex_lock((pthread_mutex_t *)&p->lock); }
-static inline void lt__pool_unlock(const lt_pool *p) { pthread_mutex_unlock((pthread_mutex_t *)&p->lock); }
+static inline void lt__pool_lock(const lt_pool *p) { lt__lock_take((lt__lock *)&p->lock); }
+static inline void lt__pool_unlock(const lt_pool *p) { lt__lock_give((lt__lock *)&p->lock); }
 
 /* pool_order.c; all with the lock held. Those that say so give it up for a while. */
 

@@ -4,7 +4,7 @@
 
 /* How many blocks of its own step a request looks at. Large requests are rare and decide how
  * an arena fragments, so they look longer. */
-enum { SCAN_SMALL = 8, SCAN_LARGE = 64 };
+enum { SCAN_SMALL = 4, SCAN_LARGE = 64 };
 #define LARGE_BYTES (256u << 10)
 
 static void class_of(const lt__sub *s, uint64_t bytes, uint32_t *fl, uint32_t *sl)
@@ -290,26 +290,33 @@ static lt__blk *scan(lt__blk *head, uint64_t bytes, uint64_t align, bool high, u
     return best;
 }
 
+/* The lowest step above fl.sl that has a block; false at the end. */
+static inline bool next_step(const lt__sub *s, uint32_t *fl, uint32_t *sl)
+{
+    uint32_t map = *sl + 1 < LT__SL ? s->sl_map[*fl] & (~0u << (*sl + 1)) : 0;
+    if (!map) {
+        uint64_t up = *fl + 1 < LT__FL ? s->fl_map & (~0ull << (*fl + 1)) : 0;
+        if (!up) return false;
+        *fl = (uint32_t)__builtin_ctzll(up);
+        map = s->sl_map[*fl];
+    }
+    *sl = (uint32_t)__builtin_ctz(map);
+    return true;
+}
+
 static lt__blk *find_fit(const lt__sub *s, uint64_t bytes, uint64_t align, bool high)
 {
-    uint32_t limit = bytes >= LARGE_BYTES ? SCAN_LARGE : SCAN_SMALL, fl, sl, own_fl, own_sl;
+    bool small = bytes < LARGE_BYTES;
+    uint32_t own_fl, own_sl;
     class_of(s, bytes, &own_fl, &own_sl);
-    lt__blk *b = scan(s->heads[own_fl][own_sl], bytes, align, high, limit);
-    if (b) return b;
+    lt__blk *b = s->heads[own_fl][own_sl];
+    if (b && (b = scan(b, bytes, align, high, small ? SCAN_SMALL : SCAN_LARGE)) != NULL) return b;
     /* Every block above the own step is large enough; only alignment can refuse it. */
-    fl = own_fl;
-    uint32_t map = own_sl + 1 < LT__SL ? s->sl_map[fl] & (~0u << (own_sl + 1)) : 0;
-    for (;;) {
-        while (map) {
-            sl = (uint32_t)__builtin_ctz(map);
-            map &= map - 1;
-            b = scan(s->heads[fl][sl], bytes, align, high, limit);
-            if (b) return b;
-        }
-        uint64_t up = fl + 1 < LT__FL ? s->fl_map & (~0ull << (fl + 1)) : 0;
-        if (!up) break;
-        fl = (uint32_t)__builtin_ctzll(up);
-        map = s->sl_map[fl];
+    uint32_t fl = own_fl, sl = own_sl;
+    while (next_step(s, &fl, &sl)) {
+        b = s->heads[fl][sl];
+        if (small && align >> s->shift == 1) return b;
+        if ((b = scan(b, bytes, align, high, small ? SCAN_SMALL : SCAN_LARGE)) != NULL) return b;
     }
     /* About to say no: look at all of them. */
     for (fl = own_fl; fl < LT__FL; fl++)
