@@ -15,7 +15,8 @@
  *            thread at a time; an event is recorded by one thread at a time.
  * Errors     a call that cannot be enqueued fails at once. Work that fails later makes
  *            its queue sticky: the queue skips what follows, and sync and every later
- *            call on it return that first error, which names the operation.
+ *            call on it return that first error, which names the operation. An event
+ *            recorded behind a failure carries it: who waits for it fails with it.
  */
 #ifndef LT_DEVICE_H
 #define LT_DEVICE_H
@@ -50,10 +51,12 @@ typedef struct lt_device_info {
 } lt_device_info;
 
 /* spec is "cpu[:key=value,...]", "sim[:...]"; a typo is an error that names the key.
- *   cpu: threads=N, isa=ref|avx2|avx512
+ *   cpu: threads=N, isa=ref|avx2|avx512, mem=SIZE
  *   sim: the same, and vram=SIZE, h2d=RATE, d2h=RATE, latency=TIME, clock=real|virtual,
- *        compute=RATE (bytes of weights a second, virtual clock), fixed=SIZE,
- *        fail=POINT:N (POINT is commit, copy, read, launch; N counts from 1) */
+ *        compute=RATE (bytes of weights a second, virtual clock), fixed=SIZE, poison=on|off,
+ *        fail=POINT:N (POINT is commit, copy, launch, pin, or read, map, alloc of the context
+ *        while the device is open; N counts from 1)
+ * docs/architecture.md says what each means. */
 LT_API LT_NODISCARD lt_status
 lt_device_open(lt_ctx *ctx, const char *spec, lt_device **out, lt_err *err);
 LT_API void lt_device_close(lt_device *dev); /* NULL is fine */
@@ -100,7 +103,9 @@ LT_API LT_NODISCARD lt_status lt_event_record(lt_event *ev, lt_queue *q, lt_err 
 LT_API LT_NODISCARD lt_status lt_queue_wait(lt_queue *q, lt_event *ev, lt_err *err);
 LT_API bool lt_event_done(const lt_event *ev); /* never recorded counts as done */
 LT_API LT_NODISCARD lt_status lt_event_sync(lt_event *ev, lt_err *err);
-/* Device time at which the last record was reached, in ns; virtual on a virtual clock. */
+/* Device time at which the last record was reached, in ns, 0 until it was; virtual on a
+ * virtual clock, where lt_event_done moves no time, but sync does: work given after it
+ * starts no earlier. */
 LT_API uint64_t lt_event_time_ns(const lt_event *ev);
 
 typedef struct lt_device_stats {

@@ -28,7 +28,7 @@ typedef struct lt_device_vt {
     lt_status (*copy)(lt_queue *q, lt_addr dst, lt_addr src, uint64_t bytes, lt_err *err);
     lt_status (*fill)(lt_queue *q, lt_addr dst, uint8_t value, uint64_t bytes, lt_err *err);
     lt_status (*call)(lt_queue *q, lt_host_fn *fn, void *user, lt_err *err);
-    /* Copies *args; the views' memory must live until the launch ran. */
+    /* On compute queues only. Copies *args; the views' memory must live until the launch ran. */
     lt_status (*launch)(lt_queue *q, const lt_op_args *args, lt_err *err);
     lt_status (*wait)(lt_queue *q, lt_event *ev, lt_err *err);
 

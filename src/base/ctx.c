@@ -60,7 +60,23 @@ void lt_ctx_destroy(lt_ctx *ctx)
 uint64_t lt_ctx_host_bytes(const lt_ctx *ctx) { return atomic_load_explicit(&ctx->host_bytes, memory_order_relaxed); }
 uint64_t lt_ctx_host_peak_bytes(const lt_ctx *ctx) { return atomic_load_explicit(&ctx->host_peak, memory_order_relaxed); }
 
-bool lt__fault(const lt_ctx *ctx, lt_fault_point point) { return ctx->fault && ctx->fault(ctx->fault_user, point); }
+void lt__fault_at(lt_ctx *ctx, lt_fault_point point, uint64_t n) { atomic_store(&ctx->fail_in[point], n); }
+
+static bool count_down(_Atomic uint64_t *left)
+{
+    uint64_t v = atomic_load_explicit(left, memory_order_relaxed);
+    while (v)
+        if (atomic_compare_exchange_weak_explicit(left, &v, v - 1, memory_order_relaxed, memory_order_relaxed))
+            return v == 1;
+    return false;
+}
+
+bool lt__fault(const lt_ctx *ctx, lt_fault_point point)
+{
+    if (count_down(&((lt_ctx *)ctx)->fail_in[point]))
+        return true;
+    return ctx->fault && ctx->fault(ctx->fault_user, point);
+}
 
 /* The peak may miss a few bytes between two threads' updates, never the sum. */
 static void count_bytes(lt_ctx *ctx, size_t add, size_t sub)

@@ -12,6 +12,7 @@ struct lt_ctx {
     void            *log_user;
     lt_fault_fn     *fault;
     void            *fault_user;
+    _Atomic uint64_t fail_in[LT_FAULT_COUNT]; /* lt__fault_at */
     _Atomic uint64_t host_bytes, host_peak;
 };
 

@@ -25,6 +25,8 @@ lt_status lt__fail_oom(lt_err *err, size_t bytes, const char *what);
 
 void lt__log(const lt_ctx *ctx, lt_log_level level, const char *area, const char *fmt, ...) LT_PRINTF(4, 5);
 bool lt__fault(const lt_ctx *ctx, lt_fault_point point);
+/* Makes the nth call from now at this point fail, once; 0 takes that back. */
+void lt__fault_at(lt_ctx *ctx, lt_fault_point point, uint64_t n);
 
 static inline bool lt__add_u64(uint64_t a, uint64_t b, uint64_t *out) { return !__builtin_add_overflow(a, b, out); }
 static inline bool lt__mul_u64(uint64_t a, uint64_t b, uint64_t *out) { return !__builtin_mul_overflow(a, b, out); }

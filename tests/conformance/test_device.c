@@ -342,6 +342,7 @@ static void specs_name_the_bad_key(void **state)
                {"sim:fail=copy", "fail=copy"},
                {"sim:fail=copy:0", "fail=copy:0"},
                {"sim:fail=tea:1", "fail=tea:1"},
+               {"sim:poison=yes", "poison=yes"},
                {"sim:vram=1M,fixed=2M", "fixed"},
                {"sim:compute=1G", "clock=virtual"},
                {"sim:vram=1G,", "comma"}};

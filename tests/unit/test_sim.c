@@ -416,6 +416,8 @@ static void faults_of_the_spec_come_once(void **state)
                   {"sim:vram=16M,fail=copy:1", "copy_in", LT_E_DEVICE_LOST},
                   {"sim:vram=16M,fail=copy:80", "copy_out", LT_E_DEVICE_LOST},
                   {"sim:vram=16M,fail=launch:40", "blk.3.add", LT_E_DEVICE_LOST},
+                  {"sim:vram=16M,fail=alloc:3", "", LT_E_HOST_OOM},
+                  {"sim:vram=16M,fail=alloc:5000", "", LT_OK}, /* taken back at close */
                   {"sim:vram=16M,fail=copy:81", "", LT_OK},
                   {"sim:vram=16M,fail=launch:41,fail=commit:4", "", LT_OK}};
     lt_ctx *ctx;
@@ -436,6 +438,14 @@ static void faults_of_the_spec_come_once(void **state)
     if (s == LT_OK)
         lt_device_unpin(dev, page, sizeof page);
     lt_device_close(dev);
+    OK(lt_device_open(ctx, "sim:fail=read:2", &dev, &err));
+    assert_false(lt__fault(ctx, LT_FAULT_READ));
+    assert_true(lt__fault(ctx, LT_FAULT_READ));
+    assert_false(lt__fault(ctx, LT_FAULT_READ));
+    lt_device_close(dev);
+    OK(lt_device_open(ctx, "sim:fail=read:1", &dev, &err));
+    lt_device_close(dev);
+    assert_false(lt__fault(ctx, LT_FAULT_READ));
     lt_ctx_destroy(ctx);
 }
 

@@ -21,6 +21,7 @@
 typedef struct sim_device {
     lt_hostdev host; /* first */
     uint64_t   vram_bytes, fixed_bytes;
+    bool       armed[LT_FAULT_COUNT]; /* faults of the context that this device set */
 } sim_device;
 
 static sim_device *sim_of(const lt_device *dev)
@@ -37,6 +38,9 @@ static void sim_close(lt_device *dev)
 {
     sim_device *m = sim_of(dev);
     lt_ctx *ctx = dev->ctx;
+    for (int i = 0; i < LT_FAULT_COUNT; i++)
+        if (m->armed[i])
+            lt__fault_at(ctx, (lt_fault_point)i, 0);
     lt__hostdev_deinit(&m->host);
     lt__free(ctx, m, sizeof *m);
 }
@@ -169,26 +173,34 @@ static bool parse_time(const char *s, uint64_t *ns)
     return false;
 }
 
+/* Where a fault of the spec is counted: in the device itself, or in the context, whose reads and
+ * allocations no device sees. */
+static const struct fault_name {
+    const char    *name;
+    lt_fault_point point;
+    bool           of_ctx;
+} fault_names[] = {{"commit", LT_FAULT_COMMIT, false}, {"copy", LT_FAULT_COPY, false}, {"launch", LT_FAULT_LAUNCH, false},
+                   {"pin", LT_FAULT_PIN, false},       {"read", LT_FAULT_READ, true},  {"map", LT_FAULT_MAP, true},
+                   {"alloc", LT_FAULT_HOST_ALLOC, true}};
+#define FAULT_NAMES (sizeof fault_names / sizeof *fault_names)
+
 static lt_status parse_fail(const char *value, uint64_t *fail, lt_err *err)
 {
-    static const struct {
-        const char    *name;
-        lt_fault_point point;
-    } points[] = {{"commit", LT_FAULT_COMMIT}, {"copy", LT_FAULT_COPY}, {"launch", LT_FAULT_LAUNCH}, {"pin", LT_FAULT_PIN}};
     const char *colon = strchr(value, ':');
-    for (size_t i = 0; colon && i < sizeof points / sizeof *points; i++) {
-        size_t len = strlen(points[i].name);
-        if ((size_t)(colon - value) != len || strncmp(value, points[i].name, len))
+    for (size_t i = 0; colon && i < FAULT_NAMES; i++) {
+        size_t len = strlen(fault_names[i].name);
+        if ((size_t)(colon - value) != len || strncmp(value, fault_names[i].name, len))
             continue;
         char *end;
         errno = 0;
         unsigned long long n = strtoull(colon + 1, &end, 10);
         if (colon[1] < '0' || colon[1] > '9' || *end || errno || n < 1)
             return lt__fail(err, LT_E_INVALID, "fail=%s: the count behind ':' starts at 1", value);
-        fail[points[i].point] = n;
+        fail[fault_names[i].point] = n;
         return LT_OK;
     }
-    return lt__fail(err, LT_E_INVALID, "fail=%s: expected commit:N, copy:N, launch:N or pin:N", value);
+    return lt__fail(err, LT_E_INVALID, "fail=%s: expected POINT:N with POINT one of commit, copy, launch, pin, read, map, alloc",
+                    value);
 }
 
 static lt_status sim_option(void *user, const char *key, const char *value, lt_err *err)
@@ -235,6 +247,18 @@ static lt_status sim_option(void *user, const char *key, const char *value, lt_e
                     key);
 }
 
+static void arm_faults(sim_device *m, const uint64_t *fail)
+{
+    for (size_t i = 0; i < FAULT_NAMES; i++) {
+        lt_fault_point p = fault_names[i].point;
+        if (!fault_names[i].of_ctx)
+            m->host.fail_in[p] = fail[p];
+        else if (fail[p])
+            lt__fault_at(m->host.base.ctx, p, fail[p]);
+        m->armed[p] = fault_names[i].of_ctx && fail[p];
+    }
+}
+
 static lt_status sim_open(lt_ctx *ctx, const char *opts, lt_device **out, lt_err *err)
 {
     lt__host_limits l;
@@ -261,8 +285,7 @@ static lt_status sim_open(lt_ctx *ctx, const char *opts, lt_device **out, lt_err
     m->host.clock.rate[LT_COPY_D2H] = o.d2h;
     m->host.clock.latency_ns = o.latency_ns;
     m->host.clock.compute_rate = o.compute;
-    for (int i = 0; i < LT_FAULT_COUNT; i++)
-        m->host.fail_in[i] = o.fail[i];
+    arm_faults(m, o.fail);
     m->vram_bytes = o.vram;
     m->fixed_bytes = o.fixed;
     *out = &m->host.base;
