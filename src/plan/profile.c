@@ -18,6 +18,7 @@
 #include "base/host.h"
 #include "base/mem.h"
 #include "lowtide/plan.h"
+#include "lowtide/store.h"
 
 #define PROFILE_VERSION 1
 #define ROWS 256
@@ -146,48 +147,53 @@ static lt_status measure_memory(bench *b, lt_profile *p, lt_err *err)
     return LT_OK;
 }
 
-/* A file in the cache folder, written through, read around the page cache and from it. */
-static void measure_disk(const char *folder, lt_profile *p)
+/* Best rate of two reads of the whole file by the store, the way weights are read. */
+static double read_rate(lt_ctx *ctx, const char *path, lt_store_mode mode, char *dst)
+{
+    double best = 0;
+    lt_store *store;
+    uint32_t file;
+    if (lt_store_create(ctx, mode, 0, &store, NULL) != LT_OK)
+        return 0;
+    if (lt_store_add_file(store, path, &file, NULL) == LT_OK)
+        for (int run = 0; run < 2; run++) {
+            uint64_t t0 = lt__now_ns();
+            if (lt_store_read(store, file, 0, dst, DISK_BYTES, NULL) != LT_OK)
+                break;
+            double rate = (double)DISK_BYTES / ((double)(lt__now_ns() - t0) * 1e-9);
+            best = rate > best ? rate : best;
+        }
+    lt_store_destroy(store);
+    return best;
+}
+
+/* A file in the cache folder, written through, read around the page cache and from it. Rates that could not
+ * be measured (a full disk) are guesses of a slow one. */
+static void measure_disk(lt_ctx *ctx, const char *folder, lt_profile *p)
 {
     char path[4096];
     p->cached_rate = 4e9;
-    p->read_rate = 1e9;
+    p->read_rate = 0.5e9;
     if ((size_t)snprintf(path, sizeof path, "%s/.disk-XXXXXX", folder) >= sizeof path)
         return;
     int fd = mkostemp(path, O_CLOEXEC);
     if (fd < 0)
         return;
-    const size_t step = 4 << 20;
-    char *buf = mmap(NULL, step, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    char *buf = mmap(NULL, DISK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (buf == MAP_FAILED)
         goto out;
-    for (size_t i = 0; i < step; i += 8)
-        *(uint64_t *)(buf + i) = i * UINT64_C(0x9E3779B97F4A7C15);
-    for (uint64_t done = 0; done < DISK_BYTES; done += step)
-        if (write(fd, buf, step) != (ssize_t)step)
-            goto out;
-    double best[2] = {0, 0};
-    fdatasync(fd);
-    for (int direct = 0; direct < 2; direct++)
-        for (int run = 0; run < 2; run++) {
-            int rd = open(path, O_RDONLY | O_CLOEXEC | (direct ? O_DIRECT : 0));
-            if (rd < 0)
-                continue;
-            uint64_t t0 = lt__now_ns(), done = 0;
-            for (; done < DISK_BYTES; done += step)
-                if (pread(rd, buf, step, (off_t)done) != (ssize_t)step)
-                    break;
-            double rate = (double)done / ((double)(lt__now_ns() - t0) * 1e-9);
-            if (done == DISK_BYTES && rate > best[direct])
-                best[direct] = rate;
-            close(rd);
-        }
-    if (best[0] > 0)
-        p->cached_rate = best[0];
-    p->read_rate = best[1] > 0 ? best[1] : p->cached_rate;
+    for (size_t i = 0; i < DISK_BYTES; i += 8)
+        memcpy(buf + i, &(uint64_t){i * UINT64_C(0x9E3779B97F4A7C15)}, 8);
+    uint64_t done = 0;
+    for (ssize_t n; done < DISK_BYTES && (n = write(fd, buf + done, DISK_BYTES - done)) > 0;)
+        done += (uint64_t)n;
+    if (done == DISK_BYTES && fdatasync(fd) == 0) {
+        double cached = read_rate(ctx, path, LT_STORE_PLAIN, buf), direct = read_rate(ctx, path, LT_STORE_DIRECT, buf);
+        p->cached_rate = cached > 0 ? cached : p->cached_rate;
+        p->read_rate = direct > 0 ? direct : p->cached_rate;
+    }
+    munmap(buf, DISK_BYTES);
 out:
-    if (buf != MAP_FAILED)
-        munmap(buf, step);
     close(fd);
     unlink(path);
 }
@@ -222,7 +228,7 @@ static lt_status measure(lt_ctx *ctx, lt_device *dev, const char *folder, lt_pro
         s = measure_small(&b, p, err);
     lt_queue_destroy(b.queue);
     if (s == LT_OK)
-        measure_disk(folder, p);
+        measure_disk(ctx, folder, p);
 decommit:
     lt_device_decommit(dev, b.mem, b.mem_bytes);
 unreserve:
