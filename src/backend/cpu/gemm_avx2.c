@@ -271,16 +271,21 @@ static const gemm_fns fns[LT_DTYPE_COUNT] = {
 };
 
 /* Per token and block what the kind takes from s0 + s1. */
-static void fill_aux(const lt__gemm *g, uint64_t t0, uint64_t n, uint64_t nb, void *aux) {
-    const int off = lt__woffset(g->t);
-    for (uint64_t j = 0; j < n; j++) {
-        lt__q8a_row a = lt__q8a_at(g->act + (t0 + j) * g->act_stride, g->cols);
-        for (uint64_t b = 0; b < nb; b++) {
-            int32_t s = a.s[2 * b] + a.s[2 * b + 1];
-            if (lt__wkind_of(g->t) == WK_MIN)
-                ((float *)aux)[j * nb + b] = (float)s;
-            else
-                ((int32_t *)aux)[j * nb + b] = -off * s;
+static void fill_aux(const lt__gemm *g, uint64_t t0, uint64_t n, uint64_t nb, int32_t *aux) {
+    const bool is_min = lt__wkind_of(g->t) == WK_MIN;
+    const short factor = (short)(is_min ? 1 : -lt__woffset(g->t));
+    const __m256i f = _mm256_set1_epi16(factor);
+    for (uint64_t j = 0; j < n; j++, aux += nb) {
+        const int16_t *s = lt__q8a_at(g->act + (t0 + j) * g->act_stride, g->cols).s;
+        uint64_t b = 0;
+        for (; b + 8 <= nb; b += 8) {
+            __m256i v = _mm256_madd_epi16(lt__load256(s + 2 * b), f);
+            lt__store256(aux + b, is_min ? _mm256_castps_si256(_mm256_cvtepi32_ps(v)) : v);
+        }
+        for (; b < nb; b++) {
+            const int32_t v = (s[2 * b] + s[2 * b + 1]) * factor;
+            const float x = (float)v;
+            memcpy(aux + b, is_min ? (const void *)&x : (const void *)&v, 4);
         }
     }
 }
@@ -289,7 +294,8 @@ void lt__gemm_avx2(const lt__gemm *g, uint64_t first, uint64_t end, void *scratc
     const gemm_fns *f = &fns[g->t];
     const uint64_t nb = g->cols / 32, group = lt__gemm_rows_avx2(g->t, g->cols), chunk = chunk_tokens(g->cols);
     const size_t pb = panel_bytes(g->t, g->cols);
-    uint8_t *panels = scratch, *aux = panels + group / 8 * pb;
+    uint8_t *panels = scratch;
+    int32_t *aux = (int32_t *)(void *)(panels + group / 8 * pb);
     for (uint64_t r0 = first; r0 < end; r0 += group) {
         const uint64_t n = end - r0 < group ? end - r0 : group;
         for (uint64_t r = 0; r < n; r += 8) {
@@ -300,14 +306,15 @@ void lt__gemm_avx2(const lt__gemm *g, uint64_t first, uint64_t end, void *scratc
         }
         for (uint64_t t0 = 0; t0 < g->tokens; t0 += chunk) {
             const uint64_t m = g->tokens - t0 < chunk ? g->tokens - t0 : chunk;
-            fill_aux(g, t0, m, nb, aux);
+            if (lt__wkind_of(g->t) <= WK_MIN)
+                fill_aux(g, t0, m, nb, aux);
             for (uint64_t r = 0; r < n; r += 8 * TILE_PANELS)
                 for (uint64_t j = 0; j < m; j += TILE_TOKENS) {
                     const uint64_t nt = m - j < TILE_TOKENS ? m - j : TILE_TOKENS;
                     tile_args a = {.panel = {panels + r / 8 * pb, panels + (r + 8 < n ? r / 8 + 1 : r / 8) * pb}, .nb = nb, .rows = n - r};
                     for (uint64_t k = 0; k < nt; k++) {
                         a.tok[k] = lt__q8a_at(g->act + (t0 + j + k) * g->act_stride, g->cols);
-                        a.aux[k] = aux + (j + k) * nb * 4;
+                        a.aux[k] = aux + (j + k) * nb;
                         a.out[k] = (float *)(void *)(g->dst + (t0 + j + k) * g->dst_stride) + r0 + r;
                     }
                     f->tile[nt - 1](&a);
