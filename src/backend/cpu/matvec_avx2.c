@@ -28,8 +28,44 @@ LT_ALWAYS __m256i block_products(lt_dtype t, __m256i w, __m256i q) {
     return _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(q, w)), _mm256_set1_epi16(1));
 }
 
-/* Eight rows of a format in blocks of 32. `last` is the offset of the lane that stands in for rows
- * that do not exist. */
+LT_ALWAYS __m256i rows8_bytes(lt_dtype t, const uint8_t *w, size_t stride, const int8_t *act) {
+    const __m256i q = lt__load256(act);
+    __m256i v[8];
+    LT_UNROLL
+    for (int r = 0; r < 8; r++, w += stride) {
+        _mm_prefetch((const char *)(w + PREFETCH_ROWS * stride), _MM_HINT_T0);
+        v[r] = block_products(t, lt__unpack32(t, w), q);
+    }
+    return sum_blocks(t, v);
+}
+LT_ALWAYS __m256i rows8_nibbles(lt_dtype t, const uint8_t *w, size_t stride, const int8_t *act) {
+    const __m256i q0 = _mm256_broadcastsi128_si256(lt__load128(act)), q1 = _mm256_broadcastsi128_si256(lt__load128(act + 16));
+    const __m256i ones = _mm256_set1_epi16(1);
+    __m256i v[4], high = ones;
+    if (t == LT_DTYPE_Q5_0 || t == LT_DTYPE_Q5_1)
+        high = lt__u32_column(w + lt__nibbles_at(t) - 4, stride);
+    LT_UNROLL
+    for (int r = 0; r < 4; r++, w += stride) {
+        __m256i lo, hi;
+        _mm_prefetch((const char *)(w + PREFETCH_ROWS * stride), _MM_HINT_T0);
+        _mm_prefetch((const char *)(w + (PREFETCH_ROWS + 4) * stride), _MM_HINT_T0);
+        lt__unpack_pair(t, w, w + 4 * stride, high, r, &lo, &hi);
+        lo = block_products(t, lo, q0);
+        hi = block_products(t, hi, q1);
+        v[r] = lt__wkind_of(t) == WK_S8 ? _mm256_add_epi32(lo, hi) : _mm256_add_epi16(lo, hi);
+    }
+    if (lt__wchain(t) == 8)
+        return _mm256_madd_epi16(lt__sum8_half16(v[0], v[1], v[2], v[3]), ones);
+    if (lt__wchain(t) == 1)
+        return lt__sum8_half(v[0], v[1], v[2], v[3]);
+    __m256i a = _mm256_add_epi16(_mm256_unpacklo_epi32(v[0], v[1]), _mm256_unpackhi_epi32(v[0], v[1]));
+    __m256i b = _mm256_add_epi16(_mm256_unpacklo_epi32(v[2], v[3]), _mm256_unpackhi_epi32(v[2], v[3]));
+    a = _mm256_madd_epi16(a, ones);
+    b = _mm256_madd_epi16(b, ones);
+    return _mm256_add_epi32(_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
+}
+
+/* Eight rows of a format in blocks of 32. */
 LT_ALWAYS __m256 rows8(lt_dtype t, const uint8_t *w, size_t stride, uint64_t nb, lt__q8a_row a) {
     const uint32_t bytes = t == LT_DTYPE_Q4_1 ? 20 : t == LT_DTYPE_Q5_0 ? 22 : t == LT_DTYPE_Q5_1 ? 24
                          : t == LT_DTYPE_Q8_0 ? 34 : t == LT_DTYPE_MXFP4 ? 17 : 18;
@@ -38,15 +74,7 @@ LT_ALWAYS __m256 rows8(lt_dtype t, const uint8_t *w, size_t stride, uint64_t nb,
     for (int i = 0; i < 8; i++)
         acc[i] = _mm256_setzero_ps();
     for (uint64_t b = 0; b < nb; b++, w += bytes) {
-        const __m256i q = lt__load256(a.q + 32 * b);
-        __m256i v[8];
-        const uint8_t *p = w;
-        LT_UNROLL
-        for (int r = 0; r < 8; r++, p += stride) {
-            _mm_prefetch((const char *)(p + PREFETCH_ROWS * stride), _MM_HINT_T0);
-            v[r] = block_products(t, lt__unpack32(t, p), q);
-        }
-        __m256i sum = sum_blocks(t, v);
+        __m256i sum = lt__is_nibbles(t) ? rows8_nibbles(t, w, stride, a.q + 32 * b) : rows8_bytes(t, w, stride, a.q + 32 * b);
         const __m256i s = lt__set1_u32_at(a.s + 2 * b);
         const __m256 da = _mm256_set1_ps(a.d[b]);
         __m256 d, m;

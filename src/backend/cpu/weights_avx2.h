@@ -74,6 +74,11 @@ LT_ALWAYS __m256i lt__iq4_table(void) {
         _mm_setr_epi8(-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113));
 }
 
+/* 12 + twice the E2M1 value. */
+LT_ALWAYS __m256i lt__mxfp4_table(void) {
+    return _mm256_broadcastsi128_si256(_mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
+}
+
 /* A block of 32 of a format whose blocks have 32. */
 LT_ALWAYS __m256i lt__unpack32(lt_dtype t, const uint8_t *p) {
     switch (t) {
@@ -82,10 +87,7 @@ LT_ALWAYS __m256i lt__unpack32(lt_dtype t, const uint8_t *p) {
     case LT_DTYPE_Q5_0: return _mm256_or_si256(lt__nibbles(p + 6), lt__bits16(p + 2));
     case LT_DTYPE_Q5_1: return _mm256_or_si256(lt__nibbles(p + 8), lt__bits16(p + 4));
     case LT_DTYPE_IQ4_NL: return _mm256_shuffle_epi8(lt__iq4_table(), lt__nibbles(p + 2));
-    case LT_DTYPE_MXFP4: /* 12 + twice the E2M1 value */
-        return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9,
-                                                                             8, 6, 4, 0)),
-                                   lt__nibbles(p + 1));
+    case LT_DTYPE_MXFP4: return _mm256_shuffle_epi8(lt__mxfp4_table(), lt__nibbles(p + 1));
     default: return lt__load256(p + 2); /* Q8_0 */
     }
 }
@@ -124,6 +126,51 @@ LT_ALWAYS __m256i lt__unpack256(lt_dtype t, const uint8_t *p, const int b) {
     }
 }
 
+/* Formats of nibbles: where they start in a block, and the scaled high bits. */
+LT_ALWAYS bool lt__is_nibbles(lt_dtype t) { return t != LT_DTYPE_Q8_0; }
+LT_ALWAYS int lt__nibbles_at(lt_dtype t) {
+    return t == LT_DTYPE_Q4_1 ? 4 : t == LT_DTYPE_Q5_0 ? 6 : t == LT_DTYPE_Q5_1 ? 8 : t == LT_DTYPE_MXFP4 ? 1 : 2;
+}
+/* Two blocks side by side: elements 0-15 of p | q in *lo, 16-31 in *hi. No shuffle crosses lanes,
+ * and sums of eight rows need none either. high: the four bytes of high bits of eight rows, of which
+ * p and q are r and r + 4. */
+LT_ALWAYS void lt__unpack_pair(lt_dtype t, const uint8_t *p, const uint8_t *q, __m256i high, const int r, __m256i *lo,
+                               __m256i *hi) {
+    const __m256i m4 = _mm256_set1_epi8(15);
+    const int at = lt__nibbles_at(t);
+    __m256i x = _mm256_inserti128_si256(_mm256_castsi128_si256(lt__load128(p + at)), lt__load128(q + at), 1);
+    *lo = _mm256_and_si256(x, m4);
+    *hi = _mm256_and_si256(_mm256_srli_epi16(x, 4), m4);
+    if (t == LT_DTYPE_Q5_0 || t == LT_DTYPE_Q5_1) {
+        const __m256i bit = _mm256_set1_epi64x((long long)0x8040201008040201), b16 = _mm256_set1_epi8(16);
+        const long long b0 = 0x0101010101010101 * (4 * r), one = 0x0101010101010101;
+        __m256i h0 = _mm256_shuffle_epi8(high, _mm256_setr_epi64x(b0, b0 + one, b0, b0 + one));
+        __m256i h1 = _mm256_shuffle_epi8(high, _mm256_setr_epi64x(b0 + 2 * one, b0 + 3 * one, b0 + 2 * one, b0 + 3 * one));
+        h0 = _mm256_cmpeq_epi8(_mm256_and_si256(h0, bit), bit);
+        h1 = _mm256_cmpeq_epi8(_mm256_and_si256(h1, bit), bit);
+        *lo = _mm256_or_si256(*lo, _mm256_and_si256(h0, b16));
+        *hi = _mm256_or_si256(*hi, _mm256_and_si256(h1, b16));
+    } else if (t == LT_DTYPE_IQ4_NL) {
+        *lo = _mm256_shuffle_epi8(lt__iq4_table(), *lo);
+        *hi = _mm256_shuffle_epi8(lt__iq4_table(), *hi);
+    } else if (t == LT_DTYPE_MXFP4) {
+        *lo = _mm256_shuffle_epi8(lt__mxfp4_table(), *lo);
+        *hi = _mm256_shuffle_epi8(lt__mxfp4_table(), *hi);
+    }
+}
+/* The dwords at p, p + stride, ...: rows 0-3 in the low lane, 4-7 in the high one. */
+LT_ALWAYS __m256i lt__u32_column(const uint8_t *p, size_t stride) {
+    const uint8_t *q = p + 3 * stride;
+    __m128i x = _mm_cvtsi32_si128((int)lt__load_u32(p)), y = _mm_cvtsi32_si128((int)lt__load_u32(p + 4 * stride));
+    x = _mm_insert_epi32(x, (int)lt__load_u32(p + stride), 1);
+    y = _mm_insert_epi32(y, (int)lt__load_u32(q + 2 * stride), 1);
+    x = _mm_insert_epi32(x, (int)lt__load_u32(p + 2 * stride), 2);
+    y = _mm_insert_epi32(y, (int)lt__load_u32(q + 3 * stride), 2);
+    x = _mm_insert_epi32(x, (int)lt__load_u32(q), 3);
+    y = _mm_insert_epi32(y, (int)lt__load_u32(q + 4 * stride), 3);
+    return _mm256_inserti128_si256(_mm256_castsi128_si256(x), y, 1);
+}
+
 /* The f16 at p, p + stride, ... in eight lanes. */
 LT_ALWAYS __m256 lt__f16_column(const uint8_t *p, size_t stride) {
     const uint8_t *q = p + 3 * stride;
@@ -139,19 +186,11 @@ LT_ALWAYS __m256 lt__f16_column(const uint8_t *p, size_t stride) {
 }
 /* Pairs of f16: scales in *d, minima in *m. */
 LT_ALWAYS void lt__f16_pair_column(const uint8_t *p, size_t stride, __m256 *d, __m256 *m) {
-    const uint8_t *q = p + 3 * stride;
-    const __m128i order = _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
-    __m128i x = _mm_cvtsi32_si128((int)lt__load_u32(p)), y = _mm_cvtsi32_si128((int)lt__load_u32(p + 4 * stride));
-    x = _mm_insert_epi32(x, (int)lt__load_u32(p + stride), 1);
-    y = _mm_insert_epi32(y, (int)lt__load_u32(q + 2 * stride), 1);
-    x = _mm_insert_epi32(x, (int)lt__load_u32(p + 2 * stride), 2);
-    y = _mm_insert_epi32(y, (int)lt__load_u32(q + 3 * stride), 2);
-    x = _mm_insert_epi32(x, (int)lt__load_u32(q), 3);
-    y = _mm_insert_epi32(y, (int)lt__load_u32(q + 4 * stride), 3);
-    x = _mm_shuffle_epi8(x, order);
-    y = _mm_shuffle_epi8(y, order);
-    *d = _mm256_cvtph_ps(_mm_unpacklo_epi64(x, y));
-    *m = _mm256_cvtph_ps(_mm_unpackhi_epi64(x, y));
+    const __m256i order = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15));
+    __m256i v = _mm256_shuffle_epi8(lt__u32_column(p, stride), order); /* d 0-3, m 0-3 | d 4-7, m 4-7 */
+    v = _mm256_permute4x64_epi64(v, 0xd8);
+    *d = _mm256_cvtph_ps(_mm256_castsi256_si128(v));
+    *m = _mm256_cvtph_ps(_mm256_extracti128_si256(v, 1));
 }
 /* Half of the E8M0 scales: 2^(e - 128), NaN for 255. */
 LT_ALWAYS __m256 lt__e8m0_column(const uint8_t *p, size_t stride) {
