@@ -37,8 +37,9 @@ lt_status lt__outfile_open(lt_ctx *ctx, const char *path, lt__outfile **out, lt_
     f->path = lt__strndup(ctx, path, f->path_len);
     f->temp = lt__alloc(ctx, f->temp_len + 1);
     if (!f->path || !f->temp) {
+        size_t bytes = f->temp_len;
         free_outfile(f);
-        return lt__fail_oom(err, f->temp_len, "an output file's name");
+        return lt__fail_oom(err, bytes, "an output file's name");
     }
     snprintf(f->temp, f->temp_len + 1, "%s.tmp-XXXXXX", path);
     f->fd = mkostemp(f->temp, O_CLOEXEC);
