@@ -145,14 +145,17 @@ LT_ALWAYS float lt__max8(__m256 a) {
     return _mm_cvtss_f32(_mm_max_ss(x, _mm_movehdup_ps(x)));
 }
 
-/* |x| of 32 elements; NaN never wins, since maxps gives its second operand for one. */
+/* The largest |x| of 32 elements by bit pattern, so that NaN wins. */
 LT_ALWAYS float lt__amax32(const float *x) {
-    const __m256 sign = _mm256_set1_ps(-0.0f);
-    __m256 m = _mm256_setzero_ps();
+    const __m256i mask = _mm256_set1_epi32(0x7fffffff);
+    __m256i m = _mm256_setzero_si256();
     LT_UNROLL
     for (int i = 0; i < 4; i++)
-        m = _mm256_max_ps(_mm256_andnot_ps(sign, _mm256_loadu_ps(x + 8 * i)), m);
-    return lt__max8(m);
+        m = _mm256_max_epi32(_mm256_and_si256(mask, _mm256_castps_si256(_mm256_loadu_ps(x + 8 * i))), m);
+    __m128i h = _mm_max_epi32(_mm256_castsi256_si128(m), _mm256_extracti128_si256(m, 1));
+    h = _mm_max_epi32(h, _mm_shuffle_epi32(h, 0x4e));
+    h = _mm_max_epi32(h, _mm_shuffle_epi32(h, 0xb1));
+    return _mm_cvtss_f32(_mm_castsi128_ps(h));
 }
 
 LT_ALWAYS __m256i lt__quantize8(const float *x, __m256 id) {

@@ -4,6 +4,7 @@
 #define LT_CPU_MATH_H
 
 #include <math.h>
+#include <string.h>
 
 #include "graph/block.h"
 #include "graph/half.h"
@@ -44,11 +45,16 @@ static inline float lt__geluf(float x)
     return x / (1.0f + lt__expf(-2.0f * u));
 }
 
-/* |x| > m ? |x| : m, so that NaN never wins. */
+/* The larger of m and |x| by bit pattern: as by value, but NaN is above infinity and wins. */
 static inline float lt__amax(float m, float x)
 {
-    float a = fabsf(x);
-    return a > m ? a : m;
+    uint32_t a, b;
+    memcpy(&a, &m, sizeof a);
+    memcpy(&b, &x, sizeof b);
+    b &= 0x7fffffffu;
+    a = b > a ? b : a;
+    memcpy(&m, &a, sizeof m);
+    return m;
 }
 
 /* rint(x * id) in [-127, 127]; NaN gives 0. */

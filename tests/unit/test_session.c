@@ -1,0 +1,263 @@
+/* A session: score and eval agree at every batch, going back, cancelling, the finite check, reports. */
+#include "base/mem.h"
+#include "session_common.h"
+
+static char llama[64], gemma[64];
+static lt_ctx *ctx;
+
+static int setup(void **state)
+{
+    (void)state;
+    make_model(llama, TINY_LLAMA);
+    make_model(gemma, TINY_GEMMA);
+    return lt_ctx_create(NULL, &ctx, NULL) != LT_OK;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    unlink(llama);
+    unlink(gemma);
+    if (lt_ctx_host_bytes(ctx))
+        print_error("%lu bytes of the context are left\n", lt_ctx_host_bytes(ctx));
+    int left = lt_ctx_host_bytes(ctx) != 0;
+    lt_ctx_destroy(ctx);
+    return left;
+}
+
+typedef struct rig { lt_device *dev; lt_model *m; lt_plan *p; lt_session *s; uint32_t vocab; lt_err err; } rig;
+
+static rig open_rig(const char *path, const char *spec, uint64_t budget, uint32_t n_ctx, uint32_t batch, uint32_t rows)
+{
+    rig r = {0};
+    lt_profile prof = test_profile();
+    lt_plan_desc d = lt_plan_desc_default();
+    d.budget_bytes = budget;
+    d.ctx = n_ctx;
+    d.batch = batch;
+    d.rows = rows;
+    if (lt_device_open(ctx, spec, &r.dev, &r.err) != LT_OK || lt_model_open(ctx, path, &r.m, &r.err) != LT_OK ||
+        lt_plan_create(r.m, r.dev, &prof, &d, &r.p, &r.err) != LT_OK ||
+        lt_session_create(r.m, r.dev, r.p, NULL, &r.s, &r.err) != LT_OK)
+        fail_msg("%s", r.err.text);
+    r.vocab = lt_model_get_info(r.m)->vocab;
+    return r;
+}
+
+static void close_rig(rig *r)
+{
+    lt_session_destroy(r->s);
+    lt_plan_destroy(r->p);
+    lt_model_close(r->m);
+    lt_device_close(r->dev);
+}
+
+static int32_t token(int i) { return (int32_t)((uint32_t)(i * 7919 + 13) % 512); }
+
+typedef struct rows { float *v; uint32_t vocab; size_t n; } rows;
+
+static lt_status keep_row(void *user, size_t index, const float *logits, lt_err *err)
+{
+    rows *k = user;
+    (void)err;
+    assert_int_equal(index, k->n);
+    memcpy(k->v + index * k->vocab, logits, k->vocab * sizeof(float));
+    k->n++;
+    return LT_OK;
+}
+
+/* All logits of n tokens: by score at one batch, and token by token by eval, on another budget. */
+static void score_is_eval(const char *path, uint32_t n_ctx, int n)
+{
+    int32_t ids[700];
+    for (int i = 0; i < n; i++)
+        ids[i] = token(i);
+    rig a = open_rig(path, "cpu:threads=2", 0, n_ctx, 100, 16), b = open_rig(path, "sim:vram=64M", 0, n_ctx, 1, 1);
+    rows k = {.vocab = a.vocab};
+    k.v = malloc((size_t)n * k.vocab * sizeof(float));
+    assert_int_equal(lt_session_score(a.s, ids, (size_t)n, keep_row, &k, &a.err), LT_OK);
+    assert_int_equal(k.n, n);
+    for (int i = 0; i < n; i++) {
+        const float *l;
+        assert_int_equal(lt_session_eval(b.s, &ids[i], 1, &l, &b.err), LT_OK);
+        if (memcmp(l, k.v + (size_t)i * k.vocab, k.vocab * sizeof(float)) != 0)
+            fail_msg("token %d: other bits", i);
+    }
+    free(k.v);
+    close_rig(&a);
+    close_rig(&b);
+}
+
+static void score_is_eval_llama(void **state) { (void)state; score_is_eval(llama, 512, 300); }
+/* Past the window of the local layers and around their ring of pages. */
+static void score_is_eval_gemma(void **state) { (void)state; score_is_eval(gemma, 1024, 690); }
+
+static void going_back(void **state)
+{
+    (void)state;
+    rig r = open_rig(llama, "cpu:threads=2", 0, 256, 32, 1);
+    int32_t ids[40];
+    for (int i = 0; i < 40; i++)
+        ids[i] = token(i);
+    const float *l;
+    assert_int_equal(lt_session_eval(r.s, ids, 40, &l, &r.err), LT_OK);
+    float *first = malloc(r.vocab * sizeof *first);
+    memcpy(first, l, r.vocab * sizeof *first);
+    assert_int_equal(lt_session_length(r.s), 40);
+    assert_int_equal(lt_session_truncate(r.s, 41, &r.err), LT_E_INVALID);
+    assert_int_equal(lt_session_truncate(r.s, 20, &r.err), LT_OK);
+    int32_t other[20] = {3, 1, 4, 1, 5};
+    assert_int_equal(lt_session_eval(r.s, other, 20, &l, &r.err), LT_OK);
+    assert_int_not_equal(memcmp(first, l, r.vocab * sizeof *first), 0);
+    assert_int_equal(lt_session_truncate(r.s, 20, &r.err), LT_OK);
+    assert_int_equal(lt_session_eval(r.s, ids + 20, 20, &l, &r.err), LT_OK);
+    assert_int_equal(memcmp(first, l, r.vocab * sizeof *first), 0);
+    free(first);
+    close_rig(&r);
+}
+
+/* A windowed model cannot go back to where its window was overwritten; it says so, and 0 always works. */
+static void going_back_in_a_window(void **state)
+{
+    (void)state;
+    rig r = open_rig(gemma, "cpu:threads=2", 0, 1024, 64, 1);
+    assert_true(lt_model_get_info(r.m)->window > 0 && lt_model_get_info(r.m)->window <= 512);
+    int32_t ids[1000];
+    const float *l;
+    for (int i = 0; i < 1000; i++)
+        ids[i] = token(i);
+    assert_int_equal(lt_session_eval(r.s, ids, 1000, &l, &r.err), LT_OK);
+    float *first = malloc(r.vocab * sizeof *first);
+    memcpy(first, l, r.vocab * sizeof *first);
+    assert_int_equal(lt_session_truncate(r.s, 990, &r.err), LT_OK);
+    assert_int_equal(lt_session_eval(r.s, ids + 990, 10, &l, &r.err), LT_OK);
+    assert_int_equal(memcmp(first, l, r.vocab * sizeof *first), 0);
+    lt_status s = lt_session_truncate(r.s, 10, &r.err);
+    if (s == LT_OK) { /* every page still there: then the answer must be right */
+        assert_int_equal(lt_session_eval(r.s, ids + 10, 990, &l, &r.err), LT_OK);
+    } else {
+        assert_int_equal(s, LT_E_INVALID);
+        assert_non_null(strstr(r.err.text, "go back to 0"));
+        assert_int_equal(lt_session_length(r.s), 1000);
+        assert_int_equal(lt_session_truncate(r.s, 0, &r.err), LT_OK);
+        assert_int_equal(lt_session_eval(r.s, ids, 1000, &l, &r.err), LT_OK);
+    }
+    assert_int_equal(memcmp(first, l, r.vocab * sizeof *first), 0);
+    free(first);
+    close_rig(&r);
+}
+
+static void bad_tokens_and_full_context(void **state)
+{
+    (void)state;
+    rig r = open_rig(llama, "cpu:threads=1", 0, 256, 32, 1);
+    const float *l;
+    int32_t bad = 512, negative = -1, ids[257] = {0};
+    assert_int_equal(lt_session_eval(r.s, &bad, 1, &l, &r.err), LT_E_INVALID);
+    assert_non_null(strstr(r.err.text, "512"));
+    assert_int_equal(lt_session_eval(r.s, &negative, 1, &l, &r.err), LT_E_INVALID);
+    assert_int_equal(lt_session_eval(r.s, ids, 0, &l, &r.err), LT_E_INVALID);
+    assert_int_equal(lt_session_eval(r.s, ids, 257, &l, &r.err), LT_E_NO_FIT);
+    assert_int_equal(lt_session_eval(r.s, ids, 256, &l, &r.err), LT_OK);
+    assert_int_equal(lt_session_eval(r.s, ids, 1, &l, &r.err), LT_E_NO_FIT);
+    close_rig(&r);
+}
+
+static void cancelling(void **state)
+{
+    (void)state;
+    rig r = open_rig(llama, "cpu:threads=1", 0, 256, 16, 1);
+    int32_t ids[64];
+    const float *l;
+    for (int i = 0; i < 64; i++)
+        ids[i] = token(i);
+    lt_session_cancel(r.s);
+    assert_int_equal(lt_session_eval(r.s, ids, 64, &l, &r.err), LT_E_CANCELED);
+    assert_null(l);
+    assert_int_equal(lt_session_length(r.s), 0);
+    assert_int_equal(lt_session_eval(r.s, ids, 64, &l, &r.err), LT_OK);
+    assert_int_equal(lt_session_check(r.s, &r.err), LT_OK);
+    close_rig(&r);
+}
+
+/* One weight's scale is NaN: the answer is no text, it is the name of the op that broke. */
+static void what_is_not_finite_is_named(void **state)
+{
+    (void)state;
+    char path[64];
+    lt_modelfile *f;
+    lt_err err;
+    make_model(path, TINY_LLAMA);
+    assert_int_equal(lt_modelfile_open(ctx, path, &f, &err), LT_OK);
+    uint64_t at = lt_modelfile_tensor(f, "blk.1.ffn_up.weight")->offset;
+    lt_modelfile_close(f);
+    FILE *file = fopen(path, "r+b");
+    assert_int_equal(fseek(file, (long)at, SEEK_SET), 0);
+    static const uint8_t nan16[2] = {0x00, 0x7e};
+    assert_int_equal(fwrite(nan16, 1, 2, file), 2);
+    fclose(file);
+    rig r = open_rig(path, "sim:vram=64M", 0, 256, 16, 1);
+    const float *l;
+    int32_t ids[20];
+    for (int i = 0; i < 20; i++)
+        ids[i] = token(i);
+    assert_int_equal(lt_session_eval(r.s, ids, 20, &l, &r.err), LT_E_FORMAT);
+    assert_non_null(strstr(r.err.text, "blk.1.ffn_up"));
+    assert_null(l);
+    close_rig(&r);
+    unlink(path);
+}
+
+static void nothing_is_copied_after_the_first_pass_when_all_fits(void **state)
+{
+    (void)state;
+    job j = {llama, "sim:vram=64M", 0, 256, 16, 20, 8};
+    outcome o = run_job(ctx, &j);
+    assert_int_equal(o.status, LT_OK);
+    assert_int_equal(o.plan.streamed_bytes, 0);
+    assert_int_equal(o.report.h2d_after_first, 0);
+    assert_int_equal(o.report.peak_bytes, o.plan.predicted_peak_bytes);
+    assert_int_equal(o.report.prefill.tokens, 20);
+    assert_int_equal(o.report.decode.tokens, 8);
+    assert_true(o.report.prefill.floor_tps > 0 && o.report.decode.floor_tps > 0);
+}
+
+static void kv_types(void **state)
+{
+    (void)state;
+    uint64_t hash[3];
+    static const lt_dtype type[3] = {LT_DTYPE_F32, LT_DTYPE_F16, LT_DTYPE_Q8_0};
+    for (int k = 0; k < 3; k++) {
+        rig r = {0};
+        lt_profile prof = test_profile();
+        lt_plan_desc d = lt_plan_desc_default();
+        d.ctx = 256;
+        d.kv_dtype = type[k];
+        assert_int_equal(lt_device_open(ctx, "cpu:threads=2", &r.dev, &r.err), LT_OK);
+        assert_int_equal(lt_model_open(ctx, llama, &r.m, &r.err), LT_OK);
+        assert_int_equal(lt_plan_create(r.m, r.dev, &prof, &d, &r.p, &r.err), LT_OK);
+        assert_int_equal(lt_session_create(r.m, r.dev, r.p, NULL, &r.s, &r.err), LT_OK);
+        job j = {.prompt = 30, .generate = 4};
+        outcome o = {.logits_hash = 1};
+        assert_int_equal(run_session(&j, r.s, lt_model_get_info(r.m)->vocab, &o), LT_OK);
+        hash[k] = o.logits_hash;
+        close_rig(&r);
+    }
+    assert_true(hash[0] != hash[1] && hash[1] != hash[2]);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(score_is_eval_llama),
+        cmocka_unit_test(score_is_eval_gemma),
+        cmocka_unit_test(going_back),
+        cmocka_unit_test(going_back_in_a_window),
+        cmocka_unit_test(bad_tokens_and_full_context),
+        cmocka_unit_test(cancelling),
+        cmocka_unit_test(what_is_not_finite_is_named),
+        cmocka_unit_test(nothing_is_copied_after_the_first_pass_when_all_fits),
+        cmocka_unit_test(kv_types),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}
