@@ -7,10 +7,12 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <sys/ioctl.h>
+#include <time.h>
 #include <unistd.h>
 
 static _Atomic(lt_session *) interrupted_session;
-static volatile sig_atomic_t interrupted;
+static volatile sig_atomic_t interrupted, may_wait, terminated;
 
 const char *app_bytes(uint64_t bytes, char buf[24])
 {
@@ -73,7 +75,10 @@ lt_status app_open(app *a, const opts *o)
     lt_ctx_desc d = lt_ctx_desc_default();
     d.log = log_line;
     d.log_user = (void *)(uintptr_t)o;
-    return lt_ctx_create(&d, &a->ctx, &a->err);
+    lt_status s = lt_ctx_create(&d, &a->ctx, &a->err);
+    for (size_t i = 0; s == LT_OK && i < 3; i++)
+        s = app_check_output(a, ((opt_id[]){OPT_report, OPT_logits, OPT_trace})[i]);
+    return s;
 }
 
 lt_status app_open_device(app *a)
@@ -105,7 +110,9 @@ lt_status app_open_tokenizer(app *a)
     return lt_tokenizer_create(a->ctx, lt_model_get_file(a->model), &a->tok, &a->err);
 }
 
-lt_status app_make_plan(app *a, uint32_t rows, uint32_t expect_prompt)
+static uint32_t clamp_u32(uint64_t x) { return x > UINT32_MAX ? UINT32_MAX : (uint32_t)x; }
+
+lt_status app_make_plan(app *a, uint32_t rows, uint64_t prompt, uint64_t answer)
 {
     const opt_value *v = a->o->v;
     lt_device_info info;
@@ -119,8 +126,13 @@ lt_status app_make_plan(app *a, uint32_t rows, uint32_t expect_prompt)
     d.ctx = (uint32_t)v[OPT_ctx].u;
     d.batch = (uint32_t)v[OPT_batch].u;
     d.rows = rows;
-    d.expect_prompt = expect_prompt;
-    if (v[OPT_kv].set && (!lt_dtype_from_name(v[OPT_kv].s, &d.kv_dtype)))
+    d.expect_prompt = clamp_u32(prompt);
+    if (prompt) { /* what will be used, not what the model could */
+        d.ctx_least = clamp_u32(prompt + (answer && v[OPT_tokens].set ? answer : answer ? 1 : 0));
+        d.ctx_most = clamp_u32(prompt + answer);
+    }
+    if (v[OPT_kv].set && (!lt_dtype_from_name(v[OPT_kv].s, &d.kv_dtype) ||
+                          (d.kv_dtype != LT_DTYPE_F16 && d.kv_dtype != LT_DTYPE_Q8_0 && d.kv_dtype != LT_DTYPE_F32)))
         return fail(a, LT_E_INVALID, "--kv %s: expected f16, q8_0 or f32", v[OPT_kv].s);
     lt_status s = lt_profile_get(a->ctx, a->dev, v[OPT_profile].s, &a->profile, &a->err);
     return s == LT_OK ? lt_plan_create(a->model, a->dev, &a->profile, &d, &a->plan, &a->err) : s;
@@ -147,6 +159,7 @@ lt_status app_start(app *a)
 lt_status app_close(app *a)
 {
     atomic_store(&interrupted_session, NULL);
+    may_wait = 1;
     lt_session_destroy(a->session);
     lt_status s = a->trace ? lt_trace_close(a->trace, &a->err) : LT_OK;
     lt_plan_destroy(a->plan);
@@ -174,7 +187,7 @@ static lt_status read_all(app *a, FILE *f, const char *name, char **text, size_t
         return fail(a, LT_E_HOST_OOM, "%s: no memory for a text of over %zu bytes", name, n);
     if (ferror(f)) {
         free(buf);
-        return fail(a, LT_E_IO, "%s: cannot be read: %s", name, strerror(errno));
+        return fail(a, errno == EISDIR ? LT_E_FORMAT : LT_E_IO, "%s: cannot be read: %s", name, strerror(errno));
     }
     *text = buf;
     *bytes = n;
@@ -185,8 +198,6 @@ lt_status app_text(app *a, char **text, size_t *bytes)
 {
     const opt_value *v = a->o->v;
     *text = NULL;
-    if (v[OPT_prompt].set && v[OPT_file].set)
-        return fail(a, LT_E_INVALID, "--prompt and --file: give one of them");
     if (v[OPT_prompt].set) {
         *bytes = strlen(v[OPT_prompt].s);
         *text = strdup(v[OPT_prompt].s);
@@ -198,21 +209,35 @@ lt_status app_text(app *a, char **text, size_t *bytes)
         return read_all(a, stdin, "standard input", text, bytes);
     FILE *f = fopen(v[OPT_file].s, "rbe");
     if (!f)
-        return fail(a, errno == ENOENT ? LT_E_NOT_FOUND : LT_E_IO, "--file %s: %s", v[OPT_file].s, strerror(errno));
+        return fail(a, LT_E_NOT_FOUND, "--file %s: %s", v[OPT_file].s, strerror(errno));
     lt_status s = read_all(a, f, v[OPT_file].s, text, bytes);
     fclose(f);
     return s;
 }
 
+lt_status app_ids_text(app *a, char **text, size_t *bytes)
+{
+    const char *list = a->o->v[OPT_decode].s;
+    if (strcmp(list, "-") != 0) {
+        *bytes = strlen(list);
+        *text = strdup(list);
+        return *text ? LT_OK : fail(a, LT_E_HOST_OOM, "no memory for the ids");
+    }
+    lt_status s = read_all(a, stdin, "standard input", text, bytes);
+    if (s == LT_OK)
+        (*text)[*bytes] = 0; /* read_all leaves room */
+    return s;
+}
+
 static void on_interrupt(int sig)
 {
-    if (interrupted)
-        _exit(130);
-    interrupted = 1;
     lt_session *s = atomic_load(&interrupted_session);
+    if (interrupted || (!s && !may_wait))
+        _exit(130); /* nothing is half done that a temporary file would not hide */
+    interrupted = 1;
+    terminated = sig == SIGTERM;
     if (s)
         lt_session_cancel(s);
-    (void)sig;
 }
 
 void app_catch_interrupt(app *a)
@@ -220,28 +245,48 @@ void app_catch_interrupt(app *a)
     struct sigaction act = {.sa_handler = on_interrupt};
     sigemptyset(&act.sa_mask);
     atomic_store(&interrupted_session, a->session);
+    may_wait = a->o->cmd == CMD_INDEX_PULL; /* a download looks at app_interrupted() by itself */
     sigaction(SIGINT, &act, NULL);
     sigaction(SIGTERM, &act, NULL);
 }
 
 bool app_interrupted(void) { return interrupted; }
+bool app_terminated(void) { return terminated; }
+void app_forget_interrupt(void) { interrupted = 0; }
 
 static bool progress_shown;
 
 void app_progress(void *user, const char *what, uint64_t done, uint64_t total)
 {
-    (void)user;
+    static double last;
     static const char bar[] = "########################################";
-    int filled = total ? (int)(40.0 * (double)done / (double)total) : 40;
-    fprintf(stderr, "\r%s [%-40.*s] %3.0f%% ", what, filled, bar, total ? 100.0 * (double)done / (double)total : 100.0);
+    struct timespec t;
+    struct winsize w = {0};
+    (void)user;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    double now = (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+    if (progress_shown && done < total && now - last < 0.1)
+        return;
+    last = now;
+    int columns = ioctl(2, TIOCGWINSZ, &w) == 0 && w.ws_col ? w.ws_col : 80;
+    int width = columns - (int)strlen(what) - 10;
+    width = width > 40 ? 40 : width < 1 ? 1 : width;
+    double share = total ? (double)done / (double)total : 1;
+    fprintf(stderr, "\r%s [%-*.*s] %3.0f%% ", what, width, (int)(width * share), bar, 100 * share);
     progress_shown = true;
 }
 
 void app_progress_end(void)
 {
     if (progress_shown)
-        fprintf(stderr, "\r%70s\r", "");
+        fputs("\r\033[K", stderr);
     progress_shown = false;
+}
+
+json_t *app_string(const char *s)
+{
+    json_t *j = json_string(s);
+    return j ? j : json_string("(not UTF-8)");
 }
 
 void app_print_json(json_t *j)

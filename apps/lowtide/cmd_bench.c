@@ -19,6 +19,12 @@ typedef struct bench {
     json_t  *results;
 } bench;
 
+static lt_status no_memory(bench *b)
+{
+    snprintf(b->a.err.text, sizeof b->a.err.text, "no memory for the measurements");
+    return b->a.err.status = LT_E_HOST_OOM;
+}
+
 static double now(void)
 {
     struct timespec t;
@@ -34,10 +40,10 @@ static lt_status parse_list(bench *b, opt_id id, uint32_t dflt, list *out)
     if (!v->set)
         return LT_OK;
     out->n = 0;
-    for (const char *p = v->s; *p;) {
+    for (const char *p = v->s; *p || p == v->s;) {
         char *end;
         unsigned long x = strtoul(p, &end, 10);
-        if (end == p || *p == '-' || x > 1u << 24 || out->n == MOST || (*end && *end != ',') || (*end == ',' && !end[1])) {
+        if (*p < '0' || *p > '9' || x > 1u << 24 || out->n == MOST || (*end && *end != ',') || (*end == ',' && !end[1])) {
             snprintf(b->a.err.text, sizeof b->a.err.text, "--%s %s: expected at most %d whole numbers, separated by commas",
                      opt_rows[id].name, v->s, MOST);
             return b->a.err.status = LT_E_INVALID;
@@ -84,7 +90,7 @@ static void add_result(bench *b, const char *test, uint32_t n, uint32_t depth, c
 static lt_status measure(bench *b, bool prefill, uint32_t n, uint32_t depth)
 {
     double *tps = calloc(b->repeat, sizeof *tps), floor = 0;
-    lt_status s = tps ? LT_OK : (b->a.err.status = LT_E_HOST_OOM);
+    lt_status s = tps ? LT_OK : (no_memory(b));
     for (uint32_t r = 0; s == LT_OK && r <= b->repeat; r++) { /* the first does not count */
         const float *logits;
         lt_report before, after;
@@ -133,7 +139,7 @@ static lt_status run_all(bench *b)
     }
     b->ids = calloc((size_t)(most > deepest ? most : deepest) + 1, sizeof *b->ids);
     if (!b->ids)
-        return b->a.err.status = LT_E_HOST_OOM;
+        return no_memory(b);
     lt_status s = LT_OK;
     for (int d = 0; d < b->depths.n && s == LT_OK; d++) {
         for (int i = 0; i < b->prompts.n && s == LT_OK; i++)
@@ -145,37 +151,48 @@ static lt_status run_all(bench *b)
     return s;
 }
 
+static lt_status prepare(bench *b)
+{
+    app *a = &b->a;
+    lt_status s;
+    if ((s = parse_list(b, OPT_prompt_len, 512, &b->prompts)) != LT_OK || (s = parse_list(b, OPT_depth, 0, &b->depths)) != LT_OK ||
+        (s = app_open_device(a)) != LT_OK || (s = app_open_model(a)) != LT_OK)
+        return s;
+    uint64_t most = b->decode + 1u, deepest = 0;
+    for (int i = 0; i < b->prompts.n; i++)
+        most = b->prompts.v[i] > most ? b->prompts.v[i] : most;
+    for (int i = 0; i < b->depths.n; i++)
+        deepest = b->depths.v[i] > deepest ? b->depths.v[i] : deepest;
+    if ((s = app_make_plan(a, 1, most + deepest, 0)) != LT_OK)
+        return s;
+    if (!a->o->v[OPT_quiet].set && !a->o->v[OPT_json].set)
+        app_print_plan(a, stderr);
+    return app_start(a);
+}
+
 int cmd_bench(const opts *o)
 {
     bench b = {.rng = 42, .results = json_array(), .repeat = o->v[OPT_repeat].set ? (uint32_t)o->v[OPT_repeat].u : 3,
                .decode = o->v[OPT_tokens].set ? (uint32_t)o->v[OPT_tokens].u : 128};
+    int code = 0;
     lt_status s = app_open(&b.a, o);
-    if (s == LT_OK)
-        s = parse_list(&b, OPT_prompt_len, 512, &b.prompts);
-    if (s == LT_OK)
-        s = parse_list(&b, OPT_depth, 0, &b.depths);
-    if (s == LT_OK)
-        s = app_open_device(&b.a);
-    if (s == LT_OK)
-        s = app_open_model(&b.a);
-    if (s == LT_OK)
-        s = app_make_plan(&b.a, 1, b.prompts.v[0]);
-    if (s == LT_OK && !o->v[OPT_quiet].set && !o->v[OPT_json].set)
-        app_print_plan(&b.a, stderr);
-    if (s == LT_OK)
-        s = app_start(&b.a);
+    if (s == LT_OK) {
+        app_catch_interrupt(&b.a);
+        s = prepare(&b);
+    }
     if (s == LT_OK) {
         app_catch_interrupt(&b.a);
         s = run_all(&b);
         app_progress_end();
     }
-    int code = s == LT_OK ? 0 : app_fail(&b.a);
-    if (s == LT_OK) {
+    if (s != LT_OK)
+        code = app_fail(&b.a);
+    if (s == LT_OK || (b.a.session && s == LT_E_CANCELED)) { /* stopped: what was measured counts */
         json_t *j = app_report_json(&b.a);
         json_object_set(j, "results", b.results);
         if (o->v[OPT_json].set)
             app_print_json(json_incref(j));
-        if (!app_write_report(&b.a, j))
+        if (!app_write_report(&b.a, j) && code == 0)
             code = 5;
     }
     json_decref(b.results);

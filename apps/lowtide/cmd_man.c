@@ -14,18 +14,30 @@ static void text(const char *s)
     }
 }
 
+#define EXIT_STATUS \
+    ".SH EXIT STATUS\n.TP\n0\ndone\n.TP\n2\nusage\n.TP\n3\nbad or missing input file\n.TP\n4\ndoes not fit the budget or the context\n" \
+    ".TP\n5\ndevice or system failure, also output that cannot be written\n" \
+    ".TP\n130\ninterrupted; what was done is accounted for\n"
+
 static void page_all(void)
 {
     printf(".TH LOWTIDE 1 \"\" \"lowtide %s\"\n.SH NAME\nlowtide \\- runs language models larger than memory, inside a budget\n"
-           ".SH SYNOPSIS\n.B lowtide\n.I COMMAND\n[\\fIARGUMENT\\fR] [\\fIOPTION\\fR...]\n.SH COMMANDS\n", lt_version());
+           ".SH SYNOPSIS\n.B lowtide\n.I COMMAND\n[\\fIARGUMENT\\fR] [\\fIOPTION\\fR...]\n.SH DESCRIPTION\n"
+           "Runs a model of a GGUF or safetensors file with no more memory than the budget allows: the plan says before\n"
+           "anything is loaded what stays resident and what is streamed for every pass, and the accounting afterwards\n"
+           "what was used. The answer does not depend on the budget.\n"
+           "Text goes to standard output, everything else to standard error.\n.SH COMMANDS\n", lt_version());
     for (int c = 0; c < CMD_COUNT; c++) {
         printf(".TP\n.B %s\n", cmd_rows[c].name);
         text(cmd_rows[c].help);
         printf("; see\n.BR lowtide\\-%s (1)\n", cmd_rows[c].name);
     }
-    printf(".SH EXIT STATUS\n.TP\n0\ndone\n.TP\n2\nusage\n.TP\n3\nbad file\n.TP\n4\ndoes not fit the budget\n.TP\n5\ndevice or system failure\n"
-           ".TP\n130\ninterrupted; what was done is accounted for\n"
-           ".SH FILES\n.TP\n$XDG_CACHE_HOME/lowtide/profile\\-*.json\nrates of this machine, measured once\n");
+    printf(EXIT_STATUS ".SH ENVIRONMENT\n.TP\nHF_TOKEN\ntoken sent to the hub by\n.B lowtide pull\n"
+           ".TP\nXDG_CACHE_HOME\nwhere the cache folder lies (~/.cache)\n"
+           ".SH FILES\n.TP\n$XDG_CACHE_HOME/lowtide/profile\\-*.json\nrates of this machine, measured once\n"
+           ".SH EXAMPLES\n.TP\nlowtide run model.gguf \\-p \\(dqWhy is the sky blue?\\(dq \\-\\-chat\none answer\n"
+           ".TP\nlowtide run model.gguf\na chat in the terminal\n"
+           ".TP\nlowtide plan model.gguf \\-\\-device sim:vram=8G \\-\\-vram 2G\nwhat a card with 2 GiB for it would do\n");
 }
 
 static void page_of(int c)
@@ -34,7 +46,10 @@ static void page_of(int c)
     printf(".TH LOWTIDE\\-%s 1 \"\" \"lowtide %s\"\n.SH NAME\nlowtide\\-%s \\- ", r->name, lt_version(), r->name);
     text(r->help);
     printf("\n.SH SYNOPSIS\n.B lowtide %s\n.I ", r->name);
-    text(r->args[0] ? r->args : "\\&");
+    if (r->args[0])
+        text(r->args);
+    else
+        printf("\\&");
     printf("\n[\\fIOPTION\\fR...]\n.SH OPTIONS\n");
     for (int i = 0; i < OPT_COUNT; i++) {
         const opt_row *o = &opt_rows[i];
@@ -52,7 +67,7 @@ static void page_of(int c)
         text(o->help);
         printf("\n");
     }
-    printf(".SH SEE ALSO\n.BR lowtide (1)\n");
+    printf(EXIT_STATUS ".SH SEE ALSO\n.BR lowtide (1)\n");
 }
 
 int cmd_man(const opts *o)

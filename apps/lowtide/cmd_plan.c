@@ -29,7 +29,7 @@ int cmd_plan(const opts *o)
     app a;
     int code = 0;
     if (app_open(&a, o) != LT_OK || app_open_device(&a) != LT_OK || app_open_model(&a) != LT_OK ||
-        app_make_plan(&a, 1, 0) != LT_OK) {
+        app_make_plan(&a, 1, 0, 0) != LT_OK) {
         code = app_fail(&a);
     } else if (o->v[OPT_json].set) {
         json_t *j = app_plan_json(&a);

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -28,6 +29,7 @@ typedef struct pull {
     curl_off_t have;                          /* bytes of the part before this run */
     FILE    *f;
     long     code;
+    CURLcode result;
     bool     write_failed;
 } pull;
 
@@ -108,7 +110,7 @@ static lt_status perform(pull *p, const char *what)
 {
     char detail[CURL_ERROR_SIZE] = "";
     curl_easy_setopt(p->curl, CURLOPT_ERRORBUFFER, detail);
-    CURLcode c = curl_easy_perform(p->curl);
+    CURLcode c = p->result = curl_easy_perform(p->curl);
     app_progress_end();
     curl_easy_setopt(p->curl, CURLOPT_ERRORBUFFER, NULL);
     curl_easy_getinfo(p->curl, CURLINFO_RESPONSE_CODE, &p->code);
@@ -127,18 +129,31 @@ static lt_status perform(pull *p, const char *what)
     return LT_OK;
 }
 
-static void common_options(pull *p)
+static bool same_host(const char *a, const char *b)
+{
+    const char *x = strstr(a, "://"), *y = strstr(b, "://");
+    if (!x || !y)
+        return false;
+    size_t n = (size_t)(x - a) + 3 + strcspn(x + 3, "/?#"), m = (size_t)(y - b) + 3 + strcspn(y + 3, "/?#");
+    return n == m && strncasecmp(a, b, n) == 0;
+}
+
+/* Options of a request to `url`; the token goes to the host it is meant for only. */
+static void common_options(pull *p, const char *url, bool token_too)
 {
     curl_easy_reset(p->curl);
+    curl_easy_setopt(p->curl, CURLOPT_URL, url);
     curl_easy_setopt(p->curl, CURLOPT_FOLLOWLOCATION, 1L);
     curl_easy_setopt(p->curl, CURLOPT_MAXREDIRS, 10L);
     curl_easy_setopt(p->curl, CURLOPT_PROTOCOLS_STR, "http,https");
+    curl_easy_setopt(p->curl, CURLOPT_REDIR_PROTOCOLS_STR, strncasecmp(url, "https", 5) == 0 ? "https" : "http,https");
+    curl_easy_setopt(p->curl, CURLOPT_NOSIGNAL, 1L);
     curl_easy_setopt(p->curl, CURLOPT_USERAGENT, "lowtide");
     curl_easy_setopt(p->curl, CURLOPT_CONNECTTIMEOUT, 30L);
     curl_easy_setopt(p->curl, CURLOPT_LOW_SPEED_LIMIT, 1L);
     curl_easy_setopt(p->curl, CURLOPT_LOW_SPEED_TIME, 60L);
     const char *token = getenv("HF_TOKEN");
-    if (token && *token) { /* curl drops it when a redirect leaves the host */
+    if (token_too && token && *token) { /* curl drops it when a redirect leaves the host */
         curl_easy_setopt(p->curl, CURLOPT_HTTPAUTH, (long)CURLAUTH_BEARER);
         curl_easy_setopt(p->curl, CURLOPT_XOAUTH2_BEARER, token);
     }
@@ -167,8 +182,7 @@ static lt_status choose_file(pull *p, const char *hub, const char *repo, char *f
     buffer b = {0};
     char url[2048];
     snprintf(url, sizeof url, "%s/api/models/%s", hub, repo);
-    common_options(p);
-    curl_easy_setopt(p->curl, CURLOPT_URL, url);
+    common_options(p, url, true);
     curl_easy_setopt(p->curl, CURLOPT_WRITEFUNCTION, keep_body);
     curl_easy_setopt(p->curl, CURLOPT_WRITEDATA, &b);
     lt_status s = perform(p, url);
@@ -183,6 +197,8 @@ static lt_status choose_file(pull *p, const char *hub, const char *repo, char *f
         size_t n = name ? strlen(name) : 0;
         if (n < 5 || strcasecmp(name + n - 5, ".gguf") != 0)
             continue;
+        if (n >= bytes)
+            return json_decref(j), fail(p, LT_E_FORMAT, "%s: a file's name of %zu characters is too long", repo, n);
         snprintf(file, bytes, "%s", name);
         size_t used = strlen(names);
         snprintf(names + used, sizeof names - used, "%s%s", found ? ", " : "", name);
@@ -193,6 +209,18 @@ static lt_status choose_file(pull *p, const char *hub, const char *repo, char *f
         return LT_OK;
     return found ? fail(p, LT_E_INVALID, "%s has %zu .gguf files; name one: %s", repo, found, names)
                  : fail(p, LT_E_NOT_FOUND, "%s has no .gguf file, or is no repository of the hub", repo);
+}
+
+/* A file's name may hold any character; an address may not. */
+static void append_escaped(char *url, const char *path)
+{
+    char *to = url + strlen(url);
+    for (; *path; path++)
+        if (isalnum((unsigned char)*path) || strchr("/-._~", *path))
+            *to++ = *path;
+        else
+            to += sprintf(to, "%%%02X", (unsigned char)*path);
+    *to = 0;
 }
 
 /* Fills url and out from URL, OWNER/REPO/FILE or OWNER/REPO. */
@@ -216,7 +244,9 @@ static lt_status find_source(pull *p)
         lt_status s = file[0] ? LT_OK : choose_file(p, hub, repo, file, sizeof file);
         if (s != LT_OK)
             return s;
-        snprintf(p->url, sizeof p->url, "%s/%s/resolve/main/%s", hub, repo, file);
+        if ((size_t)snprintf(p->url, sizeof p->url, "%s/%s/resolve/main/", hub, repo) >= sizeof p->url - 3 * sizeof file)
+            return fail(p, LT_E_INVALID, "the URL is too long");
+        append_escaped(p->url, file);
     }
     base = strrchr(file, '/') ? strrchr(file, '/') + 1 : file;
     if (!o->v[OPT_output].set && (!*base || strcmp(base, ".") == 0 || strcmp(base, "..") == 0))
@@ -225,17 +255,31 @@ static lt_status find_source(pull *p)
     return LT_OK;
 }
 
+/* Redirects are followed by hand until the hash and the size are known: a store's signed address answers
+ * GET and may refuse HEAD. */
 static lt_status ask_head(pull *p)
 {
-    common_options(p);
+    char url[2048];
+    lt_status s = LT_OK;
     p->size = -1;
-    curl_easy_setopt(p->curl, CURLOPT_URL, p->url);
-    curl_easy_setopt(p->curl, CURLOPT_NOBODY, 1L);
-    curl_easy_setopt(p->curl, CURLOPT_HEADERFUNCTION, on_header);
-    curl_easy_setopt(p->curl, CURLOPT_HEADERDATA, p);
-    curl_easy_setopt(p->curl, CURLOPT_WRITEFUNCTION, drop_body);
-    lt_status s = perform(p, p->url);
-    if (s == LT_OK && p->size < 0)
+    snprintf(url, sizeof url, "%s", p->url);
+    for (int hop = 0; hop < 10; hop++) {
+        common_options(p, url, same_host(url, p->url));
+        curl_easy_setopt(p->curl, CURLOPT_FOLLOWLOCATION, 0L);
+        curl_easy_setopt(p->curl, CURLOPT_NOBODY, 1L);
+        curl_easy_setopt(p->curl, CURLOPT_HEADERFUNCTION, on_header);
+        curl_easy_setopt(p->curl, CURLOPT_HEADERDATA, p);
+        curl_easy_setopt(p->curl, CURLOPT_WRITEFUNCTION, drop_body);
+        if ((s = perform(p, p->url)) != LT_OK)
+            return s;
+        char *next = NULL;
+        curl_easy_getinfo(p->curl, CURLINFO_REDIRECT_URL, &next);
+        if (!next || (p->sha256[0] && p->size >= 0))
+            break;
+        if (snprintf(url, sizeof url, "%s", next) >= (int)sizeof url)
+            return fail(p, LT_E_IO, "%s: it redirects to an address that is too long", p->url);
+    }
+    if (p->size < 0 && p->code < 300)
         curl_easy_getinfo(p->curl, CURLINFO_CONTENT_LENGTH_DOWNLOAD_T, &p->size);
     char tag[65];
     size_t n = 0;
@@ -247,20 +291,35 @@ static lt_status ask_head(pull *p)
     return s;
 }
 
-static lt_status download(pull *p)
+/* Opens the part to go on where it ends, alone. */
+static lt_status open_part(pull *p)
 {
     struct stat st;
-    bool can_resume = p->etag[0] && stat(p->part, &st) == 0 && S_ISREG(st.st_mode);
-    p->have = can_resume ? st.st_size : 0;
-    if (p->size >= 0 && p->have > p->size)
+    int fd = open(p->part, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+    p->f = fd >= 0 ? fdopen(fd, "ab") : NULL;
+    if (!p->f) {
+        int e = errno;
+        if (fd >= 0)
+            close(fd);
+        return fail(p, LT_E_IO, "%s: cannot be created: %s", p->part, strerror(e));
+    }
+    if (flock(fd, LOCK_EX | LOCK_NB) != 0)
+        return fail(p, LT_E_BUSY, "%s: another pull is at work on it", p->part);
+    if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode))
+        return fail(p, LT_E_IO, "%s is not a regular file", p->part);
+    p->have = st.st_size;
+    /* Without a tag nobody knows what the part is a part of. */
+    if ((!p->etag[0] || (p->size >= 0 && p->have > p->size)) && p->have) {
+        if (ftruncate(fd, 0) != 0)
+            return fail(p, LT_E_IO, "%s: cannot be begun anew: %s", p->part, strerror(errno));
         p->have = 0;
-    if (p->size >= 0 && p->have == p->size && p->size > 0)
-        return LT_OK; /* whole already; the hash decides */
-    p->f = fopen(p->part, p->have ? "abe" : "wbe");
-    if (!p->f)
-        return fail(p, LT_E_IO, "%s: cannot be created: %s", p->part, strerror(errno));
-    common_options(p);
-    curl_easy_setopt(p->curl, CURLOPT_URL, p->url);
+    }
+    return LT_OK;
+}
+
+static lt_status attempt(pull *p)
+{
+    common_options(p, p->url, true);
     curl_easy_setopt(p->curl, CURLOPT_WRITEFUNCTION, write_body);
     curl_easy_setopt(p->curl, CURLOPT_WRITEDATA, p);
     curl_easy_setopt(p->curl, CURLOPT_FAILONERROR, 1L);
@@ -270,12 +329,60 @@ static lt_status download(pull *p)
     if (p->have)
         curl_easy_setopt(p->curl, CURLOPT_RESUME_FROM_LARGE, p->have);
     lt_status s = perform(p, p->url);
-    if (s == LT_OK && p->have && p->code != 206)
-        s = fail(p, LT_E_IO, "%s: the server cannot go on at byte %lld; remove %s and pull again", p->url, (long long)p->have, p->part);
-    bool closed = fflush(p->f) == 0 && fsync(fileno(p->f)) == 0;
-    closed = fclose(p->f) == 0 && closed;
-    p->f = NULL;
-    return s == LT_OK && !closed ? fail(p, LT_E_IO, "%s: write failed: %s", p->part, strerror(errno)) : s;
+    if (fflush(p->f) != 0 && s == LT_OK)
+        s = fail(p, LT_E_IO, "%s: write failed: %s", p->part, strerror(errno));
+    return s;
+}
+
+/* Worth trying again: the line or the server failed, not the request. */
+static bool is_transient(const pull *p)
+{
+    switch (p->result) {
+    case CURLE_PARTIAL_FILE: case CURLE_RECV_ERROR: case CURLE_SEND_ERROR: case CURLE_GOT_NOTHING: case CURLE_OPERATION_TIMEDOUT:
+    case CURLE_COULDNT_CONNECT: case CURLE_HTTP2: case CURLE_HTTP2_STREAM: case CURLE_SSL_CONNECT_ERROR:
+        return !p->write_failed;
+    case CURLE_HTTP_RETURNED_ERROR: return p->code == 429 || p->code >= 500;
+    default: return false;
+    }
+}
+
+static void wait_a_while(unsigned tenths)
+{
+    for (unsigned i = 0; i < tenths && !app_interrupted(); i++)
+        usleep(100000);
+}
+
+#define TRIES 4 /* in a row that bring nothing */
+
+static lt_status download(pull *p)
+{
+    lt_status s = open_part(p);
+    bool whole = s == LT_OK && p->size > 0 && p->have == p->size; /* the hash decides */
+    for (int left = TRIES; s == LT_OK && !whole;) {
+        curl_off_t before = p->have;
+        struct stat st;
+        s = attempt(p);
+        bool no_range = p->have && (p->result == CURLE_RANGE_ERROR || (s == LT_OK && p->code != 206));
+        if (fstat(fileno(p->f), &st) == 0)
+            p->have = st.st_size;
+        if (no_range) { /* the server cannot go on in the middle: from the start */
+            if (ftruncate(fileno(p->f), 0) != 0 || --left == 0)
+                return fail(p, LT_E_IO, "%s: cannot be begun anew", p->part);
+            p->have = 0;
+            s = LT_OK;
+            continue;
+        }
+        left = p->have > before ? TRIES : left - 1;
+        if (s == LT_OK || !is_transient(p) || !left)
+            break;
+        app_progress_end();
+        fprintf(stderr, "lowtide: %s; going on at byte %lld\n", p->a.err.text, (long long)p->have);
+        wait_a_while(5u << (TRIES - left));
+        s = app_interrupted() ? fail(p, LT_E_CANCELED, "%s: stopped; pull it again to go on", p->url) : LT_OK;
+    }
+    if (s == LT_OK && fsync(fileno(p->f)) != 0)
+        s = fail(p, LT_E_IO, "%s: write failed: %s", p->part, strerror(errno));
+    return s;
 }
 
 static lt_status hash_part(pull *p, char hex[HASH_HEX + 1], uint64_t *bytes)
@@ -329,7 +436,11 @@ static lt_status work(pull *p, char hex[HASH_HEX + 1])
         s = ask_head(p);
     if (s == LT_OK)
         s = download(p);
-    return s == LT_OK ? check_and_rename(p, hex) : s;
+    if (s == LT_OK)
+        s = check_and_rename(p, hex);
+    if (p->f) /* and with it the lock */
+        fclose(p->f);
+    return s;
 }
 
 int cmd_pull(const opts *o)
@@ -346,7 +457,7 @@ int cmd_pull(const opts *o)
         s = work(&p, hex);
     int code = s == LT_OK ? 0 : app_fail(&p.a);
     if (s == LT_OK && o->v[OPT_json].set)
-        app_print_json(json_pack("{s:s, s:s, s:s}", "file", p.out, "url", p.url, "sha256", hex));
+        app_print_json(json_pack("{s:o, s:s, s:s}", "file", app_string(p.out), "url", p.url, "sha256", hex));
     else if (s == LT_OK)
         printf("%s  %s\n", hex, p.out);
     curl_easy_cleanup(p.curl);

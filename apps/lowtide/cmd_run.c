@@ -6,6 +6,9 @@
 #include <unistd.h>
 
 #include "app.h"
+#include "line.h"
+
+#define DEFAULT_TOKENS 256
 
 typedef struct run {
     app              a;
@@ -91,7 +94,7 @@ static lt_status generate(run *r)
 {
     app *a = &r->a;
     const opt_value *v = a->o->v;
-    uint64_t most = v[OPT_tokens].set ? v[OPT_tokens].u : 256;
+    uint64_t most = v[OPT_tokens].set ? v[OPT_tokens].u : DEFAULT_TOKENS;
     uint32_t ctx = lt_plan_get_info(a->plan)->ctx;
     const float *logits;
     lt_status s = feed(r, r->prompt.v, r->prompt.n, &logits);
@@ -115,12 +118,16 @@ static lt_status generate(run *r)
             r->ended = "context";
             break;
         }
-        if (n + 1 < most)
+        if (app_interrupted())
+            s = LT_E_CANCELED;
+        else if (n + 1 < most)
             s = feed(r, &id, 1, &logits);
     }
     if (s == LT_E_CANCELED) {
         r->ended = "interrupted";
         s = LT_OK;
+    } else if (s != LT_OK) {
+        r->ended = "failure";
     }
     size_t bytes;
     const char *rest = lt_detok_flush(r->detok, &bytes);
@@ -184,7 +191,9 @@ static lt_status prompt_once(run *r)
     if (s == LT_OK && v[OPT_chat].set) {
         char *z = strndup(text, bytes);
         lt_chat_message m[2] = {{"system", v[OPT_system].s}, {"user", z}};
-        s = z ? find_template(r) : fail(r, LT_E_HOST_OOM, "no memory for the prompt");
+        s = !z                      ? fail(r, LT_E_HOST_OOM, "no memory for the prompt")
+            : memchr(text, 0, bytes) ? fail(r, LT_E_INVALID, "a chat message cannot hold a zero byte; without --chat it can")
+                                    : find_template(r);
         if (s == LT_OK)
             s = turn_tokens(r, m + !v[OPT_system].set, 1 + v[OPT_system].set);
         free(z);
@@ -221,60 +230,84 @@ static void free_history(history *h)
     free(h->m);
 }
 
+/* Renders the conversation, without its oldest turns where the context cannot hold them and an answer. */
+static lt_status turn(run *r, history *h)
+{
+    uint32_t ctx = lt_plan_get_info(r->a.plan)->ctx;
+    size_t first = h->n && strcmp(h->m[0].role, "system") == 0, forgotten = 0;
+    lt_status s;
+    while ((s = turn_tokens(r, h->m, h->n)) == LT_OK && r->n_held + r->prompt.n + ctx / 8 > ctx && h->n > first + 2) {
+        for (int k = 0; k < 2; k++) {
+            free((char *)(uintptr_t)h->m[first].content);
+            memmove(h->m + first, h->m + first + 1, (h->n - first - 1) * sizeof *h->m);
+            h->n--;
+        }
+        forgotten++;
+    }
+    if (forgotten)
+        fprintf(stderr, "(the context of %u positions is full: the oldest %zu turn%s forgotten)\n", ctx, forgotten,
+                forgotten == 1 ? " is" : "s are");
+    return s;
+}
+
+/* Ctrl-C ends an answer in a terminal, and the chat at its prompt; elsewhere it ends the chat. */
+static lt_status chat_turns(run *r, history *h, line_reader *in, bool tty)
+{
+    lt_status s = LT_OK;
+    while (s == LT_OK && !app_interrupted()) {
+        const char *line = line_read(in);
+        if (!line || !*line)
+            break;
+        size_t text0 = r->text_len;
+        if (!push_message(h, "user", line))
+            return fail(r, LT_E_HOST_OOM, "no memory for the conversation");
+        if ((s = turn(r, h)) == LT_OK)
+            s = generate(r);
+        if (s == LT_OK && r->stream)
+            s = fputc('\n', stdout) == EOF || fflush(stdout) != 0 ? fail(r, LT_E_IO, "writing to standard output failed") : LT_OK;
+        if (s == LT_OK && !push_message(h, "assistant", r->text ? r->text + text0 : ""))
+            return fail(r, LT_E_HOST_OOM, "no memory for the conversation");
+        if (s == LT_OK && strcmp(r->ended, "context") == 0)
+            fprintf(stderr, "(the answer ends here: the context of %u positions is full)\n", lt_plan_get_info(r->a.plan)->ctx);
+        if (tty && app_interrupted() && !app_terminated())
+            app_forget_interrupt();
+    }
+    return s;
+}
+
 static lt_status chat(run *r)
 {
     history h = {0};
-    char *line = NULL;
-    size_t cap = 0;
     const opt_value *v = r->a.o->v;
-    lt_status s = find_template(r);
     bool tty = isatty(0) && isatty(2);
-    if (s == LT_OK && v[OPT_system].set && !push_message(&h, "system", v[OPT_system].s))
+    lt_status s = LT_OK;
+    if (v[OPT_system].set && !push_message(&h, "system", v[OPT_system].s))
         s = fail(r, LT_E_HOST_OOM, "no memory for the conversation");
-    if (tty)
-        fprintf(stderr, "chat with %s; an empty line or Ctrl-D ends it\n", lt_model_get_info(r->a.model)->name);
-    while (s == LT_OK && !app_interrupted()) {
-        if (tty)
-            fprintf(stderr, "> ");
-        errno = 0;
-        ssize_t got = getline(&line, &cap, stdin);
-        if (got > 0 && line[got - 1] == '\n')
-            line[--got] = 0;
-        if (got <= 0)
-            break;
-        size_t text0 = r->text_len;
-        if (!push_message(&h, "user", line))
-            s = fail(r, LT_E_HOST_OOM, "no memory for the conversation");
-        if (s == LT_OK)
-            s = turn_tokens(r, h.m, h.n);
-        if (s == LT_OK)
-            s = generate(r);
-        if (s == LT_OK && r->stream)
-            putchar('\n');
-        if (s == LT_OK && !push_message(&h, "assistant", r->text ? r->text + text0 : ""))
-            s = fail(r, LT_E_HOST_OOM, "no memory for the conversation");
-        if (s == LT_OK && strcmp(r->ended, "context") == 0) {
-            fprintf(stderr, "the context of %u positions is full\n", lt_plan_get_info(r->a.plan)->ctx);
-            break;
-        }
-    }
-    free(line);
+    line_reader *in = s == LT_OK ? line_open("> ") : NULL;
+    if (s == LT_OK && !in)
+        s = fail(r, LT_E_HOST_OOM, "no memory for the line editor");
+    if (tty && s == LT_OK)
+        fprintf(stderr, "chat with %s; an empty line or Ctrl-D ends it, Ctrl-C ends an answer\n", lt_model_get_info(r->a.model)->name);
+    if (s == LT_OK)
+        s = chat_turns(r, &h, in, tty);
+    line_close(in);
     free_history(&h);
     return s;
 }
 
 static lt_status start(run *r, bool talk)
 {
+    const opt_value *v = r->a.o->v;
     lt_status s = app_open_device(&r->a);
     if (s == LT_OK)
         s = app_open_model(&r->a);
     if (s == LT_OK)
         s = app_open_tokenizer(&r->a);
-    if (s == LT_OK && !talk)
-        s = prompt_once(r);
     if (s == LT_OK)
-        s = app_make_plan(&r->a, 1, talk ? 0 : (uint32_t)r->prompt.n);
-    if (s == LT_OK && !r->a.o->v[OPT_quiet].set && !talk)
+        s = talk ? find_template(r) : prompt_once(r);
+    if (s == LT_OK)
+        s = app_make_plan(&r->a, 1, r->prompt.n, v[OPT_tokens].set ? v[OPT_tokens].u : DEFAULT_TOKENS);
+    if (s == LT_OK && !v[OPT_quiet].set && !talk)
         app_print_plan(&r->a, stderr);
     if (s == LT_OK && r->prompt.n > lt_plan_get_info(r->a.plan)->ctx) {
         snprintf(r->a.err.text, sizeof r->a.err.text, "the prompt has %zu tokens, the context of this plan %u positions; --ctx or the budget must grow",
@@ -322,11 +355,12 @@ int cmd_run(const opts *o)
     bool talk = !o->v[OPT_prompt].set && !o->v[OPT_file].set;
     r.stream = !o->v[OPT_json].set;
     r.ids = json_array();
+    app_catch_interrupt(&r.a);
     lt_status s = start(&r, talk);
     if (s == LT_OK) {
         app_catch_interrupt(&r.a);
         s = talk ? chat(&r) : generate(&r);
-        if (r.stream && !talk)
+        if (r.stream && !talk && s != LT_E_IO)
             putchar('\n');
         if (s != LT_OK)
             code = app_fail(&r.a);

@@ -1,75 +1,52 @@
 /* cmd_score.c - perplexity of a text, and its logits as an array. */
 #include <errno.h>
-#include <fcntl.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "app.h"
+
+#define WINDOW 2048
 
 typedef struct score {
     app       a;
     lt_tokens t;
-    FILE     *npy;       /* temporary of --logits */
-    char      temp[4096];
-    uint32_t  vocab;
+    app_file  npy;       /* --logits */
+    uint32_t  vocab, window;
     double    nll;       /* natural log, summed over tokens 1 .. n-1 of each window */
     uint64_t  counted;
     size_t    base;      /* first token of the window under way */
 } score;
 
-static lt_status io_error(score *sc, const char *what)
+static lt_status write_error(score *sc)
 {
-    snprintf(sc->a.err.text, sizeof sc->a.err.text, "--logits %s: %s: %s", sc->a.o->v[OPT_logits].s, what, strerror(errno));
+    snprintf(sc->a.err.text, sizeof sc->a.err.text, "--logits %s: write failed: %s", sc->a.o->v[OPT_logits].s, strerror(errno));
     return sc->a.err.status = LT_E_IO;
 }
 
-/* NumPy's format 1.0: magic, header length, a Python dict padded so that data starts at 64 bytes. */
+/* NumPy's format 1.0: magic, header length, a Python dict padded so that data starts at 128 bytes. */
 static lt_status open_npy(score *sc)
 {
-    const char *path = sc->a.o->v[OPT_logits].s;
-    if (!path)
+    if (!sc->a.o->v[OPT_logits].set)
         return LT_OK;
-    int fd = -1;
-    if ((size_t)snprintf(sc->temp, sizeof sc->temp, "%s.tmp-XXXXXX", path) < sizeof sc->temp)
-        fd = mkostemp(sc->temp, O_CLOEXEC);
-    if (fd < 0 || fchmod(fd, 0644) != 0 || !(sc->npy = fdopen(fd, "wb"))) {
-        if (fd >= 0)
-            close(fd);
-        sc->npy = NULL;
-        return io_error(sc, "cannot be created");
-    }
+    lt_status s = app_file_open(&sc->a, OPT_logits, &sc->npy);
+    if (s != LT_OK)
+        return s;
     char dict[118];
     int n = snprintf(dict, sizeof dict, "{'descr': '<f4', 'fortran_order': False, 'shape': (%zu, %u), }", sc->t.n, sc->vocab);
     memset(dict + n, ' ', sizeof dict - (size_t)n);
     dict[sizeof dict - 1] = '\n';
     static const unsigned char head[10] = {0x93, 'N', 'U', 'M', 'P', 'Y', 1, 0, sizeof dict, 0};
-    if (fwrite(head, 1, sizeof head, sc->npy) != sizeof head || fwrite(dict, 1, sizeof dict, sc->npy) != sizeof dict)
-        return io_error(sc, "write failed");
-    return LT_OK;
-}
-
-static lt_status close_npy(score *sc, bool keep)
-{
-    if (!sc->npy)
-        return LT_OK;
-    bool ok = fclose(sc->npy) == 0;
-    sc->npy = NULL;
-    if (keep && ok && rename(sc->temp, sc->a.o->v[OPT_logits].s) == 0)
-        return LT_OK;
-    lt_status s = keep ? io_error(sc, "cannot be finished") : LT_OK;
-    unlink(sc->temp);
-    return s;
+    FILE *f = sc->npy.f;
+    return fwrite(head, 1, sizeof head, f) == sizeof head && fwrite(dict, 1, sizeof dict, f) == sizeof dict ? LT_OK : write_error(sc);
 }
 
 static lt_status take_row(void *user, size_t index, const float *logits, lt_err *err)
 {
     score *sc = user;
     (void)err;
-    if (sc->npy && fwrite(logits, sizeof *logits, sc->vocab, sc->npy) != sc->vocab) {
-        lt_status s = io_error(sc, "write failed");
+    if (sc->npy.f && fwrite(logits, sizeof *logits, sc->vocab, sc->npy.f) != sc->vocab) {
+        lt_status s = write_error(sc);
         *err = sc->a.err;
         return s;
     }
@@ -102,22 +79,23 @@ static lt_status score_windows(score *sc)
     return LT_OK;
 }
 
-static void print_result(score *sc)
+static bool print_result(score *sc, const char *ended)
 {
     const opts *o = sc->a.o;
     double ppl = sc->counted ? exp(sc->nll / (double)sc->counted) : NAN;
     if (!o->v[OPT_quiet].set)
         app_print_accounting(&sc->a, stderr);
     json_t *j = app_report_json(&sc->a);
+    json_object_set_new(j, "ended", json_string(ended));
     json_object_set_new(j, "tokens", json_integer((json_int_t)sc->t.n));
     json_object_set_new(j, "scored", json_integer((json_int_t)sc->counted));
     json_object_set_new(j, "nll", json_real(sc->nll));
-    json_object_set_new(j, "perplexity", sc->counted ? json_real(ppl) : json_null());
+    json_object_set_new(j, "perplexity", isfinite(ppl) ? json_real(ppl) : json_null());
     if (o->v[OPT_json].set)
         app_print_json(json_incref(j));
-    else
+    else if (sc->counted)
         printf("perplexity %.6f over %lu of %zu tokens\n", ppl, sc->counted, sc->t.n);
-    app_write_report(&sc->a, j);
+    return app_write_report(&sc->a, j);
 }
 
 static lt_status prepare(score *sc)
@@ -135,17 +113,26 @@ static lt_status prepare(score *sc)
         snprintf(a->err.text, sizeof a->err.text, "the text has %zu tokens: at least 2 are needed", sc->t.n);
         s = a->err.status = LT_E_INVALID;
     }
+    /* A window that followed the budget would make the perplexity follow it too. */
+    uint32_t context = lt_model_get_info(a->model)->context;
+    if (s == LT_OK && !a->o->v[OPT_ctx].set) {
+        sc->window = sc->t.n < WINDOW ? (uint32_t)sc->t.n : WINDOW;
+        sc->window = sc->window < context ? sc->window : context;
+    }
     if (s == LT_OK)
-        s = app_make_plan(a, 16, (uint32_t)sc->t.n);
+        s = app_make_plan(a, 16, sc->window, 0);
     return s == LT_OK ? app_start(a) : s;
 }
 
 int cmd_score(const opts *o)
 {
     score sc = {0};
+    int code = 0;
     lt_status s = app_open(&sc.a, o);
-    if (s == LT_OK)
+    if (s == LT_OK) {
+        app_catch_interrupt(&sc.a);
         s = prepare(&sc);
+    }
     if (s == LT_OK) {
         sc.vocab = lt_model_get_info(sc.a.model)->vocab;
         app_catch_interrupt(&sc.a);
@@ -153,12 +140,18 @@ int cmd_score(const opts *o)
         if (s == LT_OK)
             s = score_windows(&sc);
         app_progress_end();
-        lt_status closed = close_npy(&sc, s == LT_OK);
+        lt_err first = sc.a.err;
+        lt_status closed = app_file_close(&sc.a, &sc.npy, s == LT_OK);
+        if (s != LT_OK)
+            sc.a.err = first;
         s = s == LT_OK ? closed : s;
-        if (s == LT_OK)
-            print_result(&sc);
+        if (s != LT_OK)
+            code = app_fail(&sc.a);
+        if (!print_result(&sc, s == LT_OK ? "done" : s == LT_E_CANCELED ? "interrupted" : "failure") && code == 0)
+            code = 5;
+    } else {
+        code = app_fail(&sc.a);
     }
-    int code = s == LT_OK ? 0 : app_fail(&sc.a);
     lt_tokens_clear(&sc.t);
     if (app_close(&sc.a) != LT_OK && code == 0)
         code = app_fail(&sc.a);

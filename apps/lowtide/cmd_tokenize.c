@@ -51,26 +51,34 @@ static lt_status bad_id(app *a, const char *at)
 
 static lt_status decode(app *a)
 {
-    const char *list = a->o->v[OPT_decode].s;
+    char *list = NULL;
+    size_t list_bytes;
+    lt_status s = app_ids_text(a, &list, &list_bytes);
+    if (s != LT_OK)
+        return s;
     int32_t *ids = malloc((strlen(list) / 2 + 1) * sizeof *ids);
     size_t n = 0, bytes;
     char *text;
     if (!ids) {
-        snprintf(a->err.text, sizeof a->err.text, "no memory for %zu bytes of ids", strlen(list));
+        snprintf(a->err.text, sizeof a->err.text, "no memory for %zu bytes of ids", list_bytes);
+        free(list);
         return a->err.status = LT_E_HOST_OOM;
     }
-    for (const char *p = list + strspn(list, " ,[]\n\t"); *p; p += strspn(p, " ,[]\n\t")) {
+    for (char *p = list + strspn(list, " ,[]\n\t"); *p; p += strspn(p, " ,[]\n\t")) {
         char *end;
         errno = 0;
         unsigned long id = strtoul(p, &end, 10);
-        if (end == p || errno || *p == '-' || id >= lt_tokenizer_vocab(a->tok) || !strchr(" ,[]\n\t", *end)) {
+        if (end == p || errno || *p < '0' || *p > '9' || id >= lt_tokenizer_vocab(a->tok) || !strchr(" ,[]\n\t", *end)) {
+            s = bad_id(a, p);
             free(ids);
-            return bad_id(a, p);
+            free(list);
+            return s;
         }
         ids[n++] = (int32_t)id;
         p = end;
     }
-    lt_status s = lt_tokenizer_decode(a->tok, ids, n, !a->o->v[OPT_no_special].set, &text, &bytes, &a->err);
+    free(list);
+    s = lt_tokenizer_decode(a->tok, ids, n, !a->o->v[OPT_no_special].set, &text, &bytes, &a->err);
     free(ids);
     if (s != LT_OK)
         return s;

@@ -2,6 +2,7 @@
 #include "opts.h"
 
 #include <errno.h>
+#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -24,6 +25,7 @@ static bool parse_bytes(const char *s, uint64_t *out)
 {
     char *end;
     double v = strtod(s, &end);
+    const char *digits = end; /* no hexadecimal, no exponent */
     static const char unit[] = "KMGT";
     const char *u = *end ? strchr(unit, *end >= 'a' ? *end - 32 : *end) : NULL;
     if (end == s || s[0] < '0' || s[0] > '9')
@@ -37,7 +39,7 @@ static bool parse_bytes(const char *s, uint64_t *out)
     }
     if (*end == 'B' || *end == 'b')
         end++;
-    if (*end || !(v < 9e18))
+    if (*end || strspn(s, "0123456789.") != (size_t)(digits - s) || !(v < 9e18))
         return false;
     *out = (uint64_t)v;
     return true;
@@ -57,14 +59,14 @@ static bool set_value(const opt_row *r, const char *text, opt_value *v)
         break;
     case OPT_UINT:
         v->u = strtoull(text, &end, 10);
-        if (end == text || *end || errno || *text == '-' || (double)v->u < r->least || (double)v->u > r->most) {
+        if (end == text || *end || errno || *text < '0' || *text > '9' || (double)v->u < r->least || (double)v->u > r->most) {
             fprintf(stderr, "lowtide: --%s %s: expected a whole number from %.0f to %.0f\n", r->name, text, r->least, r->most);
             return false;
         }
         break;
     case OPT_FLOAT:
         v->f = strtod(text, &end);
-        if (end == text || *end || !(v->f >= r->least && v->f <= r->most)) {
+        if (end == text || *end || *text == ' ' || !(v->f >= r->least && v->f <= r->most)) {
             fprintf(stderr, "lowtide: --%s %s: expected a number from %g to %g\n", r->name, text, r->least, r->most);
             return false;
         }
@@ -92,8 +94,8 @@ static bool parse_opt(int argc, char **argv, int *i, opts *o)
 {
     const char *word = argv[*i];
     bool brief = word[1] != '-';
-    const char *name = word + (brief ? 1 : 2), *eq = strchr(name, '=');
-    size_t len = eq ? (size_t)(eq - name) : strlen(name);
+    const char *name = word + (brief ? 1 : 2), *eq = brief ? NULL : strchr(name, '=');
+    size_t len = brief ? 1 : eq ? (size_t)(eq - name) : strlen(name);
     int k = find_opt(name, len, brief, o->cmd);
     if (k < 0) {
         fprintf(stderr, "lowtide: %s: no such option of '%s'; see lowtide help %s\n", word, cmd_rows[o->cmd].name,
@@ -101,9 +103,9 @@ static bool parse_opt(int argc, char **argv, int *i, opts *o)
         return false;
     }
     const opt_row *r = &opt_rows[k];
-    const char *value = eq ? eq + 1 : NULL;
+    const char *value = eq ? eq + 1 : brief && name[1] ? name + 1 : NULL; /* -n5 is -n 5 */
     if (r->type == OPT_FLAG && value) {
-        fprintf(stderr, "lowtide: --%s takes no value\n", r->name);
+        fprintf(stderr, "lowtide: %s: --%s takes no value\n", word, r->name);
         return false;
     }
     if (r->type != OPT_FLAG && !value) {
@@ -124,27 +126,64 @@ static int find_cmd(const char *name)
     return -1;
 }
 
-bool opts_parse(int argc, char **argv, opts *o)
+static opts_result wrong(const char *fmt, ...) LT_PRINTF(1, 2);
+static opts_result wrong(const char *fmt, ...)
 {
-    memset(o, 0, sizeof *o);
+    va_list ap;
+    va_start(ap, fmt);
+    fputs("lowtide: ", stderr);
+    vfprintf(stderr, fmt, ap);
+    fputc('\n', stderr);
+    va_end(ap);
+    return PARSE_WRONG;
+}
+
+/* Options that exclude each other, or mean nothing alone, are refused rather than ignored. */
+static opts_result check_sense(const opts *o)
+{
+    const opt_value *v = o->v;
+    bool text = v[OPT_prompt].set || v[OPT_file].set;
+    if (v[OPT_prompt].set && v[OPT_file].set)
+        return wrong("--prompt and --file: give one of them");
+    if (v[OPT_decode].set && text)
+        return wrong("--decode takes token ids, --prompt and --file text: give one of them");
+    if (o->cmd == CMD_INDEX_RUN && text && !v[OPT_chat].set && (v[OPT_system].set || v[OPT_template].set))
+        return wrong("--%s belongs to a chat: add --chat", opt_rows[v[OPT_system].set ? OPT_system : OPT_template].name);
+    if (v[OPT_vram].set && v[OPT_reserve].set)
+        return wrong("--vram names the budget, --reserve-vram what it leaves: give one of them");
+    if (v[OPT_quiet].set && v[OPT_verbose].set)
+        return wrong("--quiet and --verbose: give one of them");
+    return PARSE_RUN;
+}
+
+/* help, --help, version: everything that needs no command. */
+static opts_result parse_general(int argc, char **argv)
+{
     if (argc < 2) {
         opts_help(stderr, -1);
-        return false;
+        return PARSE_WRONG;
     }
     if (strcmp(argv[1], "help") == 0 || strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0) {
         int c = argc > 2 ? find_cmd(argv[2]) : -1;
+        if (argc > 2 && c < 0)
+            return wrong("'%s' is no command; see lowtide help", argv[2]);
         opts_help(stdout, c);
-        exit(0);
+        return PARSE_DONE;
     }
     if (strcmp(argv[1], "--version") == 0 || strcmp(argv[1], "version") == 0) {
         printf("lowtide %s\n", lt_version());
-        exit(0);
+        return PARSE_DONE;
     }
+    return find_cmd(argv[1]) < 0 ? wrong("'%s' is no command; see lowtide help", argv[1]) : PARSE_RUN;
+}
+
+opts_result opts_parse(int argc, char **argv, opts *o)
+{
+    memset(o, 0, sizeof *o);
+    opts_result first = parse_general(argc, argv);
+    if (first != PARSE_RUN)
+        return first;
     int c = find_cmd(argv[1]);
-    if (c < 0) {
-        fprintf(stderr, "lowtide: '%s' is no command; see lowtide help\n", argv[1]);
-        return false;
-    }
     o->cmd = (cmd_id)c;
     bool plain = false;
     for (int i = 2; i < argc; i++) {
@@ -152,23 +191,20 @@ bool opts_parse(int argc, char **argv, opts *o)
             plain = true;
         } else if (!plain && argv[i][0] == '-' && argv[i][1]) {
             if (!parse_opt(argc, argv, &i, o))
-                return false;
+                return PARSE_WRONG;
         } else if (o->arg || !cmd_rows[c].most) {
-            fprintf(stderr, "lowtide: '%s': one argument too many for '%s'\n", argv[i], cmd_rows[c].name);
-            return false;
+            return wrong("'%s': one argument too many for '%s'", argv[i], cmd_rows[c].name);
         } else {
             o->arg = argv[i];
         }
     }
     if (o->v[OPT_help].set) {
         opts_help(stdout, c);
-        exit(0);
+        return PARSE_DONE;
     }
-    if (!o->arg && cmd_rows[c].most && cmd_rows[c].args[0] != '[') {
-        fprintf(stderr, "lowtide: '%s' needs %s; see lowtide help %s\n", cmd_rows[c].name, cmd_rows[c].args, cmd_rows[c].name);
-        return false;
-    }
-    return true;
+    if (!o->arg && cmd_rows[c].most && cmd_rows[c].args[0] != '[')
+        return wrong("'%s' needs %s; see lowtide help %s", cmd_rows[c].name, cmd_rows[c].args, cmd_rows[c].name);
+    return check_sense(o);
 }
 
 static void help_opts(FILE *out, cmd_id cmd)

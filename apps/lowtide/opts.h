@@ -51,8 +51,8 @@ typedef struct cmd_row { const char *name; cmd_fn *fn; const char *args; int mos
 extern const opt_row opt_rows[OPT_COUNT];
 extern const cmd_row cmd_rows[CMD_COUNT];
 
-/* False, with a sentence on stderr, when the words are off. */
-bool opts_parse(int argc, char **argv, opts *o);
+typedef enum opts_result { PARSE_RUN, PARSE_DONE /* help was printed */, PARSE_WRONG /* said on stderr */ } opts_result;
+opts_result opts_parse(int argc, char **argv, opts *o);
 void opts_help(FILE *out, int cmd /* -1: all */);
 
 #define CMD(ID, name, fn, args, most, help) cmd_fn fn;

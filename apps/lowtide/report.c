@@ -1,11 +1,4 @@
 /* report.c - the plan and the accounting, for people and as JSON. */
-#include <errno.h>
-#include <fcntl.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include "app.h"
 
 static json_t *num(uint64_t v) { return json_integer((json_int_t)v); }
@@ -56,7 +49,7 @@ json_t *app_report_json(const app *a)
     lt_device_get_info(a->dev, &info);
     json_t *j = json_object();
     json_object_set_new(j, "lowtide", json_string(lt_version()));
-    json_object_set_new(j, "model", json_string(a->o->arg));
+    json_object_set_new(j, "model", app_string(a->o->arg));
     json_object_set_new(j, "device", json_string(info.name));
     json_object_set_new(j, "budget_bytes", num(r.budget_bytes));
     json_object_set_new(j, "fixed_bytes", num(r.fixed_bytes));
@@ -78,30 +71,26 @@ json_t *app_report_json(const app *a)
 
 bool app_write_report(app *a, json_t *j)
 {
-    const char *path = a->o->v[OPT_report].s;
-    if (!path) {
+    app_file f = {0};
+    if (!a->o->v[OPT_report].set) {
         json_decref(j);
         return true;
     }
-    char temp[4096];
-    int fd = -1;
-    FILE *f = NULL;
-    bool ok = (size_t)snprintf(temp, sizeof temp, "%s.tmp-XXXXXX", path) < sizeof temp && (fd = mkostemp(temp, O_CLOEXEC)) >= 0 &&
-              fchmod(fd, 0644) == 0 && (f = fdopen(fd, "w"));
-    if (ok)
-        ok = json_dumpf(j, f, JSON_INDENT(2) | JSON_REAL_PRECISION(9)) == 0 && fputc('\n', f) != EOF;
-    if (f)
-        ok = fclose(f) == 0 && ok;
-    else if (fd >= 0)
-        close(fd);
-    ok = ok && rename(temp, path) == 0;
-    if (!ok) {
-        fprintf(stderr, "lowtide: --report %s: cannot be written: %s\n", path, strerror(errno));
-        if (fd >= 0)
-            unlink(temp);
+    lt_err before = a->err; /* of the work the report is about */
+    lt_status s = app_file_open(a, OPT_report, &f);
+    if (s == LT_OK) {
+        bool ok = json_dumpf(j, f.f, JSON_INDENT(2) | JSON_REAL_PRECISION(9)) == 0 && fputc('\n', f.f) != EOF;
+        s = app_file_close(a, &f, true);
+        if (s == LT_OK && !ok) {
+            snprintf(a->err.text, sizeof a->err.text, "--report %s: cannot be written", a->o->v[OPT_report].s);
+            s = LT_E_IO;
+        }
     }
+    if (s != LT_OK)
+        fprintf(stderr, "lowtide: %s\n", a->err.text);
+    a->err = before;
     json_decref(j);
-    return ok;
+    return s == LT_OK;
 }
 
 void app_print_plan(const app *a, FILE *out)

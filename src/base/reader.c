@@ -32,7 +32,7 @@ lt_status lt__reader_open(lt_ctx *ctx, const char *path, lt__reader *r, lt_err *
         goto fail;
     }
     if (!S_ISREG(st.st_mode)) {
-        s = lt__fail(err, LT_E_INVALID, "%s is not a regular file", lt__path_tail(path));
+        s = lt__fail(err, LT_E_FORMAT, "%s is not a regular file", lt__path_tail(path));
         goto fail;
     }
     r->size = (uint64_t)st.st_size;

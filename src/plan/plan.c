@@ -93,6 +93,18 @@ static uint64_t least_slice(const lt__plan_input *in)
     return most;
 }
 
+/* Bounds of a context left to the planner: what will be used, or a common default. KV comes in pages. */
+static uint32_t most_ctx(const lt__plan_input *in, const lt_plan_desc *d)
+{
+    return d->ctx ? d->ctx : least_u32(in->context, d->ctx_most ? d->ctx_most : DEFAULT_CTX);
+}
+
+static uint32_t least_ctx(const lt__plan_input *in, const lt_plan_desc *d)
+{
+    uint32_t page = least_u32(LT_KV_PAGE, most_ctx(in, d));
+    return d->ctx ? d->ctx : least_u32(in->context, d->ctx_least > page ? d->ctx_least : page);
+}
+
 static uint64_t ring_for(uint64_t slice, uint64_t slots) { return slots * block(slice + SLOT_SLACK); }
 
 /* The largest context and batch with which every weight stays resident, if there is one. A batch under
@@ -100,8 +112,7 @@ static uint64_t ring_for(uint64_t slice, uint64_t slots) { return slots * block(
 static lt_status choose_resident(const lt__plan_input *in, const lt_plan_desc *d, uint64_t room, choice *c, lt_err *err)
 {
     uint64_t cut = cut_bytes(in);
-    uint32_t top = d->ctx ? d->ctx : least_u32(in->context, DEFAULT_CTX);
-    uint32_t low = d->ctx ? d->ctx : least_u32(in->context, LT_KV_PAGE);
+    uint32_t top = most_ctx(in, d), low = least_ctx(in, d);
     uint32_t top_batch = d->batch ? d->batch : DEFAULT_BATCH, low_batch = d->batch ? d->batch : 64;
     for (uint32_t ctx = top;; ctx = ctx / 2 < low ? low : ctx / 2) {
         for (uint32_t batch = top_batch; batch >= low_batch; batch /= 2) {
@@ -123,8 +134,7 @@ static lt_status choose_resident(const lt__plan_input *in, const lt_plan_desc *d
 /* Streaming anyway: a quarter of the room at most for KV and another for activations, unless asked. */
 static lt_status choose_streamed(const lt__plan_input *in, const lt_plan_desc *d, uint64_t room, choice *c, lt_err *err)
 {
-    uint32_t ctx = d->ctx ? d->ctx : least_u32(in->context, DEFAULT_CTX);
-    uint32_t low = d->ctx ? d->ctx : least_u32(in->context, LT_KV_PAGE);
+    uint32_t ctx = most_ctx(in, d), low = least_ctx(in, d);
     uint32_t batch = least_u32(d->batch ? d->batch : DEFAULT_BATCH, ctx), low_batch = d->batch ? batch : 1;
     for (;;) {
         lt_status s = size_areas(in, ctx, batch, c->rows, &c->a, err);
@@ -285,8 +295,7 @@ static lt_status smallest_budget(const lt__plan_input *in, const lt_plan_desc *d
                                  uint64_t *out, lt_err *err)
 {
     areas a;
-    uint32_t ctx = d->ctx ? d->ctx : least_u32(in->context, LT_KV_PAGE);
-    uint32_t batch = least_u32(d->batch ? d->batch : 1, ctx);
+    uint32_t ctx = least_ctx(in, d), batch = least_u32(d->batch ? d->batch : 1, ctx);
     lt_status s = size_areas(in, ctx, batch, 1, &a, err);
     if (s == LT_OK)
         *out = dev->fixed_bytes + lt__round_up(a.sum + lt__min_u64(cut_bytes(in), ring_for(least_slice(in), MIN_SLOTS)),
@@ -303,6 +312,8 @@ static lt_status check_desc(const lt__plan_input *in, const lt_plan_desc *d, con
                         d->struct_bytes, sizeof *d);
     if (d->ctx > in->context)
         return lt__fail(err, LT_E_INVALID, "a context of %u: the model was made for at most %u", d->ctx, in->context);
+    if (d->ctx_most && d->ctx_least > d->ctx_most)
+        return lt__fail(err, LT_E_INVALID, "ctx_least %u is over ctx_most %u", d->ctx_least, d->ctx_most);
     if (d->kv_dtype != LT_DTYPE_F16 && d->kv_dtype != LT_DTYPE_Q8_0 && d->kv_dtype != LT_DTYPE_F32)
         return lt__fail(err, LT_E_INVALID, "KV type %s: expected F16, Q8_0 or F32", kv ? kv->name : "out of range");
     if (d->batch > 65536 || d->rows > 65536)

@@ -1,0 +1,15 @@
+/* line.h - lines typed in a terminal, with editing and history; plain lines from anything else. */
+#ifndef APP_LINE_H
+#define APP_LINE_H
+
+#include <stddef.h>
+
+typedef struct line_reader line_reader;
+
+/* NULL when memory is short. Edits only when stdin and stderr are terminals. */
+line_reader *line_open(const char *prompt);
+/* The next line without its newline, NULL at the end of input or on Ctrl-C. Lives until the next call. */
+const char *line_read(line_reader *r);
+void line_close(line_reader *r);
+
+#endif
