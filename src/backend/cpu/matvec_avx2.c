@@ -2,7 +2,7 @@
  *
  * Formats in blocks of 32 put eight rows in the lanes; formats in super-blocks of 256 put the eight
  * blocks of one row there, whose lanes then are the eight accumulators of docs/arithmetic.md. */
-#include "backend/cpu/linear_avx2.h"
+#include "backend/cpu/linear.h"
 #include "backend/cpu/weights_avx2.h"
 
 #define PREFETCH_ROWS 8

@@ -1,8 +1,18 @@
 /* rows_avx2.c - what AVX2 offers; the reference has the rest. */
+#include "backend/cpu/linear.h"
 #include "backend/cpu/rows_avx2.h"
 
 static bool is_quant_linear(const lt_op_args *args) {
     return lt_dtype_get(args->src[1].dtype)->kind == LT_DTYPE_KIND_QUANT;
+}
+
+static lt_status linear_quant(const lt_op_args *args, lt_team *team, void *scratch, size_t scratch_bytes, lt_err *err) {
+    (void)scratch_bytes, (void)err;
+    lt__linear_quant(&lt__gemm_avx2, args, team, scratch);
+    return LT_OK;
+}
+static size_t linear_quant_scratch(const lt_op_args *args, uint32_t threads) {
+    return lt__linear_quant_scratch(&lt__gemm_avx2, args, threads);
 }
 
 static bool is_flat(const lt_op_args *args) {
@@ -10,7 +20,7 @@ static bool is_flat(const lt_op_args *args) {
 }
 
 const lt_cpu_row lt__cpu_rows_avx2[] = {
-    {LT_OP_LINEAR, is_quant_linear, lt__linear_quant_avx2, lt__linear_quant_scratch_avx2},
+    {LT_OP_LINEAR, is_quant_linear, linear_quant, linear_quant_scratch},
     {LT_OP_LINEAR, NULL, lt__linear_float_avx2, lt__linear_float_scratch_avx2},
     {LT_OP_QUANTIZE, NULL, lt__quantize_avx2, NULL},
     {LT_OP_RMS_NORM, NULL, lt__rms_norm_avx2, NULL},
