@@ -9,6 +9,7 @@ typedef struct cand { uint32_t rank, at, left, right, merged; } cand;
 
 typedef struct bpe_run {
     const lt_tokenizer *tk;
+    lt__job *job;
     lt_tokens *out;
     sym *sym;
     cand *heap;
@@ -52,7 +53,7 @@ static lt_status small_word(bpe_run *r, uint32_t *id, size_t n, lt_err *err)
     return LT_OK;
 }
 
-static bool before(const cand *a, const cand *b)
+static bool sooner(const cand *a, const cand *b)
 {
     return a->rank != b->rank ? a->rank < b->rank : a->at < b->at;
 }
@@ -70,7 +71,7 @@ static lt_status offer(bpe_run *r, int32_t at, lt_err *err)
         return s;
     cand c = {m->rank, (uint32_t)at, left, right, m->merged};
     size_t i = r->heap_n++;
-    for (; i > 0 && before(&c, &r->heap[(i - 1) / 2]); i = (i - 1) / 2)
+    for (; i > 0 && sooner(&c, &r->heap[(i - 1) / 2]); i = (i - 1) / 2)
         r->heap[i] = r->heap[(i - 1) / 2];
     r->heap[i] = c;
     return LT_OK;
@@ -81,9 +82,9 @@ static cand take(bpe_run *r)
     cand top = r->heap[0], last = r->heap[--r->heap_n];
     size_t i = 0;
     for (size_t child; (child = 2 * i + 1) < r->heap_n; i = child) {
-        if (child + 1 < r->heap_n && before(&r->heap[child + 1], &r->heap[child]))
+        if (child + 1 < r->heap_n && sooner(&r->heap[child + 1], &r->heap[child]))
             child++;
-        if (!before(&r->heap[child], &last))
+        if (!sooner(&r->heap[child], &last))
             break;
         r->heap[i] = r->heap[child];
     }
@@ -131,9 +132,8 @@ static int32_t whole_word(const lt_tokenizer *tk, const char *word, size_t n)
     return id >= 0 && tk->kind[id] != LT_TOKEN_CONTROL ? id : -1;
 }
 
-static lt_status encode_word(void *user, const char *word, size_t n, lt_err *err)
+static lt_status merge_word(bpe_run *r, const char *word, size_t n, lt_err *err)
 {
-    bpe_run *r = user;
     const lt_tokenizer *tk = r->tk;
     if (lt__split_rule_whole(tk->rule)) {
         int32_t id = whole_word(tk, word, n);
@@ -141,9 +141,9 @@ static lt_status encode_word(void *user, const char *word, size_t n, lt_err *err
             return lt__push_id(tk, r->out, id, err);
     }
     /* A byte the vocabulary has no letter for leaves nothing behind, as in the vendors' library. */
+    size_t k = 0;
     if (n <= LT__BPE_SMALL) {
         uint32_t id[LT__BPE_SMALL];
-        size_t k = 0;
         for (size_t i = 0; i < n; i++)
             if (tk->byte_id[(uint8_t)word[i]] >= 0)
                 id[k++] = (uint32_t)tk->byte_id[(uint8_t)word[i]];
@@ -152,7 +152,6 @@ static lt_status encode_word(void *user, const char *word, size_t n, lt_err *err
     lt_status s = lt__grow(tk->ctx, (void **)&r->sym, &r->sym_cap, n, sizeof *r->sym, err);
     if (s != LT_OK)
         return s;
-    size_t k = 0;
     for (size_t i = 0; i < n; i++)
         if (tk->byte_id[(uint8_t)word[i]] >= 0) {
             r->sym[k] = (sym){tk->byte_id[(uint8_t)word[i]], (int32_t)k - 1, (int32_t)k + 1};
@@ -162,6 +161,20 @@ static lt_status encode_word(void *user, const char *word, size_t n, lt_err *err
         return LT_OK;
     r->sym[k - 1].next = -1;
     return large_word(r, k, err);
+}
+
+static lt_status encode_word(void *user, const char *word, size_t n, lt_err *err)
+{
+    bpe_run *r = user;
+    lt__cached *slot;
+    lt_status s;
+    if (lt__cache_find(r->job, word, n, &slot, &s, err))
+        return s;
+    size_t before = r->out->n;
+    s = merge_word(r, word, n, err);
+    if (s == LT_OK && slot != NULL)
+        lt__cache_keep(r->job, slot, word, n, before);
+    return s;
 }
 
 /* NFC of valid text. *text stays where nothing changes, else *made holds the new one. */
@@ -221,9 +234,10 @@ static lt_status encode_invalid(bpe_run *r, const char *text, size_t n, lt_err *
     return s;
 }
 
-lt_status lt__bpe_encode(const lt_tokenizer *tk, const char *text, size_t n, lt_tokens *out, lt_err *err)
+lt_status lt__bpe_encode(lt__job *j, const char *text, size_t n, lt_err *err)
 {
-    bpe_run r = {.tk = tk, .out = out};
+    const lt_tokenizer *tk = j->tk;
+    bpe_run r = {.tk = tk, .job = j, .out = j->out};
     lt_status s = LT_OK;
     for (size_t at = 0; at < n && s == LT_OK;) {
         size_t good = lt__utf8_valid(text + at, n - at);

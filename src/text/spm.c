@@ -18,7 +18,7 @@ typedef struct spm_run {
     bool after_unknown;
 } spm_run;
 
-static bool before(const cand *a, const cand *b)
+static bool sooner(const cand *a, const cand *b)
 {
     return a->score != b->score ? a->score > b->score : a->left < b->left;
 }
@@ -61,7 +61,7 @@ static lt_status offer(spm_run *r, int32_t left, lt_err *err)
         return s;
     cand c = {r->tk->scores[id], (uint32_t)left, (uint32_t)a->next, a->len + b->len, id};
     size_t i = r->heap_n++;
-    for (; i > 0 && before(&c, &r->heap[(i - 1) / 2]); i = (i - 1) / 2)
+    for (; i > 0 && sooner(&c, &r->heap[(i - 1) / 2]); i = (i - 1) / 2)
         r->heap[i] = r->heap[(i - 1) / 2];
     r->heap[i] = c;
     return LT_OK;
@@ -72,9 +72,9 @@ static cand take(spm_run *r)
     cand top = r->heap[0], last = r->heap[--r->heap_n];
     size_t i = 0;
     for (size_t child; (child = 2 * i + 1) < r->heap_n; i = child) {
-        if (child + 1 < r->heap_n && before(&r->heap[child + 1], &r->heap[child]))
+        if (child + 1 < r->heap_n && sooner(&r->heap[child + 1], &r->heap[child]))
             child++;
-        if (!before(&r->heap[child], &last))
+        if (!sooner(&r->heap[child], &last))
             break;
         r->heap[i] = r->heap[child];
     }
@@ -131,7 +131,7 @@ static lt_status emit_unused(spm_run *r, uint32_t at, uint32_t len, lt_err *err)
     return s;
 }
 
-static lt_status encode_word(spm_run *r, const char *text, size_t n, lt_err *err)
+static lt_status merge_word(spm_run *r, const char *text, size_t n, lt_err *err)
 {
     lt_status s = LT_OK;
     size_t count = 0;
@@ -179,9 +179,24 @@ static lt_status encode_word(spm_run *r, const char *text, size_t n, lt_err *err
     return s;
 }
 
-lt_status lt__spm_encode(const lt_tokenizer *tk, const char *text, size_t n, lt_tokens *out, lt_err *err)
+static lt_status encode_word(spm_run *r, lt__job *j, const char *text, size_t n, lt_err *err)
 {
-    spm_run r = {.tk = tk, .out = out};
+    lt__cached *slot = NULL;
+    lt_status s;
+    /* Without byte tokens neighbouring unknowns are one: a word depends on the one before. */
+    if (r->tk->byte_tokens && lt__cache_find(j, text, n, &slot, &s, err))
+        return s;
+    size_t before = r->out->n;
+    s = merge_word(r, text, n, err);
+    if (s == LT_OK && slot != NULL)
+        lt__cache_keep(j, slot, text, n, before);
+    return s;
+}
+
+lt_status lt__spm_encode(lt__job *j, const char *text, size_t n, lt_err *err)
+{
+    const lt_tokenizer *tk = j->tk;
+    spm_run r = {.tk = tk, .out = j->out};
     lt_status s = LT_OK;
     /* Before a U+2581 that no piece holds behind the byte in front of it, no merge can cross: words
      * by themselves give the same pieces as the whole, and stay in the cache. */
@@ -194,7 +209,7 @@ lt_status lt__spm_encode(const lt_tokenizer *tk, const char *text, size_t n, lt_
         }
         if (to > n)
             to = n;
-        s = encode_word(&r, text + from, to - from, err);
+        s = encode_word(&r, j, text + from, to - from, err);
     }
     lt__free(tk->ctx, r.sym, r.sym_cap * sizeof *r.sym);
     lt__free(tk->ctx, r.heap, r.heap_cap * sizeof *r.heap);

@@ -78,6 +78,7 @@ static inline const char *lt__piece(const lt_tokenizer *tk, uint32_t id, uint32_
 }
 
 /* vocab.c */
+uint32_t lt__hash_bytes(const char *p, size_t n);
 int32_t lt__vocab_find(const lt_tokenizer *tk, const char *s, size_t n); /* -1: none */
 /* The longest special piece that p[0..n) starts with; 0: none. `control`: control pieces count too. */
 size_t lt__special_match(const lt_tokenizer *tk, const char *p, size_t n, bool control, int32_t *id);
@@ -102,12 +103,25 @@ const char *lt__quote(char *buf, size_t buf_bytes, const char *s, size_t n);
 
 LT_NODISCARD lt_status lt__push_id(const lt_tokenizer *tk, lt_tokens *out, int32_t id, lt_err *err);
 
+/* Words already encoded in this call: text repeats itself. */
+enum { LT__CACHE_SLOTS = 2048, LT__CACHE_WORD = 20 };
+typedef struct lt__cached { uint32_t hash, at; uint8_t len, n; char word[LT__CACHE_WORD]; } lt__cached;
+
+/* One call of encode. */
+typedef struct lt__job {
+    const lt_tokenizer *tk;
+    lt_tokens *out;
+    lt__cached *cache; /* NULL: none, for short texts */
+} lt__job;
+/* True: the word's ids were appended (or *status says why not). Else *slot, where not NULL, is to
+ * be given to lt__cache_keep with the length of the output before the word. */
+bool lt__cache_find(lt__job *j, const char *word, size_t n, lt__cached **slot, lt_status *status, lt_err *err);
+void lt__cache_keep(lt__job *j, lt__cached *slot, const char *word, size_t n, size_t before);
+
 /* bpe.c, spm.c: text without special pieces. */
-LT_NODISCARD lt_status
-lt__bpe_encode(const lt_tokenizer *tk, const char *text, size_t n, lt_tokens *out, lt_err *err);
+LT_NODISCARD lt_status lt__bpe_encode(lt__job *j, const char *text, size_t n, lt_err *err);
 /* `text` has its spaces as U+2581 already. */
-LT_NODISCARD lt_status
-lt__spm_encode(const lt_tokenizer *tk, const char *text, size_t n, lt_tokens *out, lt_err *err);
+LT_NODISCARD lt_status lt__spm_encode(lt__job *j, const char *text, size_t n, lt_err *err);
 /* Above this many symbols a word goes through the heap; tests set both paths against each other. */
 #define LT__BPE_SMALL 40
 

@@ -163,9 +163,35 @@ lt_status lt__push_id(const lt_tokenizer *tk, lt_tokens *out, int32_t id, lt_err
     return LT_OK;
 }
 
-/* SentencePiece sees U+2581 for each space, and in some families one more in front. */
-static lt_status encode_spaces(const lt_tokenizer *tk, const char *text, size_t n, bool prefix, lt_tokens *out, lt_err *err)
+bool lt__cache_find(lt__job *j, const char *word, size_t n, lt__cached **slot, lt_status *status, lt_err *err)
 {
+    *slot = NULL;
+    if (j->cache == NULL || n > LT__CACHE_WORD)
+        return false;
+    uint32_t h = lt__hash_bytes(word, n);
+    lt__cached *c = &j->cache[h & (LT__CACHE_SLOTS - 1)];
+    *slot = c;
+    if (c->hash != h || c->len != n || memcmp(c->word, word, n) != 0)
+        return false;
+    *status = LT_OK;
+    for (uint32_t i = 0; i < c->n && *status == LT_OK; i++)
+        *status = lt__push_id(j->tk, j->out, j->out->v[c->at + i], err);
+    return true;
+}
+
+void lt__cache_keep(lt__job *j, lt__cached *slot, const char *word, size_t n, size_t before)
+{
+    size_t made = j->out->n - before;
+    if (n == 0 || made > UINT8_MAX || before > UINT32_MAX)
+        return;
+    *slot = (lt__cached){lt__hash_bytes(word, n), (uint32_t)before, (uint8_t)n, (uint8_t)made, {0}};
+    memcpy(slot->word, word, n);
+}
+
+/* SentencePiece sees U+2581 for each space, and in some families one more in front. */
+static lt_status encode_spaces(lt__job *j, const char *text, size_t n, bool prefix, lt_err *err)
+{
+    const lt_tokenizer *tk = j->tk;
     size_t spaces = prefix, o = 0;
     for (size_t i = 0; i < n; i++)
         spaces += text[i] == ' ';
@@ -185,16 +211,16 @@ static lt_status encode_spaces(const lt_tokenizer *tk, const char *text, size_t 
             s[o++] = text[i];
         }
     }
-    lt_status status = lt__spm_encode(tk, s, bytes, out, err);
+    lt_status status = lt__spm_encode(j, s, bytes, err);
     lt__free(tk->ctx, s, bytes);
     return status;
 }
 
-static lt_status encode_plain(const lt_tokenizer *tk, const char *text, size_t n, bool prefix, lt_tokens *out, lt_err *err)
+static lt_status encode_plain(lt__job *j, const char *text, size_t n, bool prefix, lt_err *err)
 {
     if (n == 0)
         return LT_OK;
-    return tk->spm ? encode_spaces(tk, text, n, prefix, out, err) : lt__bpe_encode(tk, text, n, out, err);
+    return j->tk->spm ? encode_spaces(j, text, n, prefix, err) : lt__bpe_encode(j, text, n, err);
 }
 
 /* Phi 3: white space behind an added token belongs to it. */
@@ -213,8 +239,9 @@ static size_t swallow(const lt_tokenizer *tk, int32_t id, const char *text, size
     return i;
 }
 
-static lt_status encode_parts(const lt_tokenizer *tk, const char *text, size_t n, bool control, lt_tokens *out, lt_err *err)
+static lt_status encode_parts(lt__job *j, const char *text, size_t n, bool control, lt_err *err)
 {
+    const lt_tokenizer *tk = j->tk;
     size_t from = 0, at = 0;
     bool prefix = tk->space_prefix;
     lt_status s = LT_OK;
@@ -227,24 +254,25 @@ static lt_status encode_parts(const lt_tokenizer *tk, const char *text, size_t n
             at++;
             continue;
         }
-        s = encode_plain(tk, text + from, at - from, prefix, out, err);
+        s = encode_plain(j, text + from, at - from, prefix, err);
         if (s == LT_OK)
-            s = lt__push_id(tk, out, id, err);
+            s = lt__push_id(tk, j->out, id, err);
         at += k;
         at += swallow(tk, id, text + at, n - at);
         from = at;
         prefix = tk->space_prefix;
     }
     if (s == LT_OK)
-        s = encode_plain(tk, text + from, n - from, prefix, out, err);
+        s = encode_plain(j, text + from, n - from, prefix, err);
     return s;
 }
 
 /* To SentencePiece a U+2581 in the text and a space are the same. */
-static lt_status encode_spm(const lt_tokenizer *tk, const char *text, size_t n, bool control, lt_tokens *out, lt_err *err)
+static lt_status encode_spm(lt__job *j, const char *text, size_t n, bool control, lt_err *err)
 {
+    const lt_tokenizer *tk = j->tk;
     if (memmem(text, n, LT__METASPACE, 3) == NULL)
-        return encode_parts(tk, text, n, control, out, err);
+        return encode_parts(j, text, n, control, err);
     char *s = lt__alloc(tk->ctx, n);
     if (s == NULL)
         return lt__fail_oom(err, n, "encoding text");
@@ -254,7 +282,7 @@ static lt_status encode_spm(const lt_tokenizer *tk, const char *text, size_t n, 
         s[o++] = space ? ' ' : text[i];
         i += space ? 3 : 1;
     }
-    lt_status status = encode_parts(tk, s, o, control, out, err);
+    lt_status status = encode_parts(j, s, o, control, err);
     lt__free(tk->ctx, s, n);
     return status;
 }
@@ -270,14 +298,19 @@ lt_status lt_tokenizer_encode(const lt_tokenizer *tk, const char *text, size_t b
         return lt__fail(err, LT_E_INVALID, "the token list belongs to another context than the tokenizer");
     size_t before = out->n;
     out->ctx = tk->ctx;
+    lt__job j = {.tk = tk, .out = out};
+    /* Where memory for it is short, words are merged anew each time: the ids are the same. */
+    if (bytes > 512)
+        j.cache = lt__alloc_array(tk->ctx, LT__CACHE_SLOTS, sizeof *j.cache);
     lt_status s = LT_OK;
     if (flags & LT_ENCODE_BOS && tk->add_bos && tk->bos >= 0)
         s = lt__push_id(tk, out, tk->bos, err);
     if (s == LT_OK && bytes > 0)
-        s = tk->spm ? encode_spm(tk, text, bytes, flags & LT_ENCODE_SPECIAL, out, err)
-                    : encode_parts(tk, text, bytes, flags & LT_ENCODE_SPECIAL, out, err);
+        s = tk->spm ? encode_spm(&j, text, bytes, flags & LT_ENCODE_SPECIAL, err)
+                    : encode_parts(&j, text, bytes, flags & LT_ENCODE_SPECIAL, err);
     if (s == LT_OK && flags & LT_ENCODE_BOS && tk->add_eos)
         s = lt__push_id(tk, out, tk->eos, err);
+    lt__free(tk->ctx, j.cache, LT__CACHE_SLOTS * sizeof *j.cache);
     if (s != LT_OK)
         out->n = before;
     return s;

@@ -82,7 +82,7 @@ int lt__letter_byte(uint32_t cp)
     return k == 67 ? 0xad : -1;
 }
 
-static uint32_t hash_bytes(const char *p, size_t n)
+uint32_t lt__hash_bytes(const char *p, size_t n)
 {
     uint64_t h = n * 0xff51afd7ed558ccdu, w;
     for (; n >= 8; p += 8, n -= 8) {
@@ -102,7 +102,7 @@ int32_t lt__vocab_find(const lt_tokenizer *tk, const char *s, size_t n)
 {
     if (n == 0 || n > tk->max_len)
         return -1;
-    uint32_t h = hash_bytes(s, n);
+    uint32_t h = lt__hash_bytes(s, n);
     for (uint32_t i = h & tk->slot_mask;; i = (i + 1) & tk->slot_mask) {
         const struct lt__slot *slot = &tk->slots[i];
         if (slot->id1 == 0)
@@ -152,6 +152,24 @@ static lt_status copy_pieces(lt_tokenizer *tk, const lt__vocab_desc *d, lt_err *
     return LT_OK;
 }
 
+static lt_status enter_piece(lt_tokenizer *tk, uint32_t id, uint32_t h, const char *file, lt_err *err)
+{
+    uint32_t i = h & tk->slot_mask;
+    for (; tk->slots[i].id1 != 0; i = (i + 1) & tk->slot_mask) {
+        if (tk->slots[i].hash != h)
+            continue;
+        uint32_t len, other_len, other = tk->slots[i].id1 - 1;
+        const char *s = lt__piece(tk, id, &len), *o = lt__piece(tk, other, &other_len);
+        char q[160];
+        if (other_len == len && memcmp(o, s, len) == 0)
+            return lt__fail(err, LT_E_FORMAT, "%s: tokenizer.ggml.tokens has \"%s\" twice, as %u and %u",
+                            file, lt__quote(q, sizeof q, s, len), other, id);
+    }
+    tk->slots[i].hash = h;
+    tk->slots[i].id1 = id + 1;
+    return LT_OK;
+}
+
 static lt_status index_pieces(lt_tokenizer *tk, const lt__vocab_desc *d, lt_err *err)
 {
     uint64_t slots = 64;
@@ -161,20 +179,22 @@ static lt_status index_pieces(lt_tokenizer *tk, const lt__vocab_desc *d, lt_err 
     if (tk->slots == NULL)
         return lt__fail_oom(err, slots * sizeof *tk->slots, "the vocabulary's index");
     tk->slot_mask = (uint32_t)(slots - 1);
-    for (uint32_t id = 0; id < tk->n; id++) {
-        uint32_t len;
-        const char *s = lt__piece(tk, id, &len);
-        uint32_t h = hash_bytes(s, len), i = h & tk->slot_mask;
-        for (; tk->slots[i].id1 != 0; i = (i + 1) & tk->slot_mask) {
-            uint32_t other_len, other = tk->slots[i].id1 - 1;
-            const char *o = lt__piece(tk, other, &other_len);
-            char q[160];
-            if (tk->slots[i].hash == h && other_len == len && memcmp(o, s, len) == 0)
-                return lt__fail(err, LT_E_FORMAT, "%s: tokenizer.ggml.tokens has \"%s\" twice, as %u and %u",
-                                d->file, lt__quote(q, sizeof q, s, len), other, id);
+    /* Hashes are made a block ahead so that the slots, which lie anywhere, are on their way. */
+    enum { AHEAD = 32 };
+    uint32_t hash[AHEAD];
+    for (uint32_t from = 0; from < tk->n; from += AHEAD) {
+        uint32_t n = tk->n - from < AHEAD ? tk->n - from : AHEAD;
+        for (uint32_t k = 0; k < n; k++) {
+            uint32_t len;
+            const char *s = lt__piece(tk, from + k, &len);
+            hash[k] = lt__hash_bytes(s, len);
+            __builtin_prefetch(&tk->slots[hash[k] & tk->slot_mask], 1);
         }
-        tk->slots[i].hash = h;
-        tk->slots[i].id1 = id + 1;
+        for (uint32_t k = 0; k < n; k++) {
+            lt_status status = enter_piece(tk, from + k, hash[k], d->file, err);
+            if (status != LT_OK)
+                return status;
+        }
     }
     return LT_OK;
 }
