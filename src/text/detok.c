@@ -63,8 +63,9 @@ static size_t token_bytes(const lt_tokenizer *tk, int32_t id, bool special, bool
         return letters_to_bytes(s, n, out);
     if (kind == LT_TOKEN_BYTE) {
         unsigned hi = (unsigned char)s[3], lo = (unsigned char)s[4];
-        out[0] = (char)((hi <= '9' ? hi - '0' : hi - 'A' + 10) << 4 | (lo <= '9' ? lo - '0' : lo - 'A' + 10));
-        return 1;
+        unsigned byte = (hi <= '9' ? hi - '0' : hi - 'A' + 10) << 4 | (lo <= '9' ? lo - '0' : lo - 'A' + 10);
+        out[0] = (char)byte;
+        return !(start && byte == ' '); /* the prefix of a vocabulary without a piece for it */
     }
     size_t o = 0;
     for (uint32_t i = 0; i < n;) {
@@ -91,8 +92,9 @@ lt_status lt_detok_create(const lt_tokenizer *tk, lt_detok **out, lt_err *err)
     d->at_start = tk->space_prefix;
     d->buf = lt__alloc(tk->ctx, 2 * d->size);
     if (d->buf == NULL) {
+        size_t size = d->size;
         lt__free(tk->ctx, d, sizeof *d);
-        return lt__fail_oom(err, 2 * d->size, "the detokeniser");
+        return lt__fail_oom(err, 2 * size, "the detokeniser");
     }
     *out = d;
     return LT_OK;

@@ -91,6 +91,9 @@ static lt_status emit_known(spm_run *r, int32_t id, lt_err *err)
 static lt_status emit_unknown(spm_run *r, uint32_t at, uint32_t len, lt_err *err)
 {
     lt_status s = LT_OK;
+    /* Its own bytes would come back as U+2581. */
+    if (r->tk->byte_tokens && len == 3 && memcmp(r->text + at, LT__METASPACE, 3) == 0)
+        return emit_known(r, r->tk->byte_id[' '], err);
     if (r->tk->byte_tokens) {
         for (uint32_t i = 0; i < len && s == LT_OK; i++)
             s = emit_known(r, r->tk->byte_id[(uint8_t)r->text[at + i]], err);
