@@ -68,7 +68,8 @@ static void make(toy *v, bytes *in)
     v->d.add_space_prefix = mode >> 4 & 1;
     v->d.bos = mode & 0x20 ? take(in) : -1;
     v->d.unk = mode & 0x40 ? take(in) & 15 : -1;
-    for (unsigned b = 0; b < 256 && take(in) != 0xfe; b++) {
+    bool all = take(in) & 3;
+    for (unsigned b = 0; b < 256 && (all || take(in) != 0xfe); b++) {
         char s[8];
         size_t n = spm ? (size_t)snprintf(s, sizeof s, "<0x%02X>", b) : lt__utf8_put(lt__byte_letter((uint8_t)b), s);
         add(v, s, n, spm ? 6 : 1, 0);
