@@ -415,14 +415,14 @@ static void streaming(void **state)
             memcpy(got + o, s, n);
             o += n;
         }
-        /* Lossy by the practice of Unicode: one U+FFFD for each longest part that begins a character. */
+        /* Lossy by the practice of Unicode: one U+FFFD for each longest run that begins a character. */
         size_t w = 0, len = strlen(text);
         for (size_t i = 0; i < len;) {
             uint32_t cp;
             size_t k = lt__utf8_next(text + i, len - i, &cp);
             if (k == 0) {
                 static const char *const tails[] = {"\x80", "\x80\x80", "\x9f\x98\x80", "\xa0\x80", "\xa0"};
-                size_t part = 1;
+                size_t run = 1;
                 for (size_t m = len - i < 3 ? len - i : 3; m > 1; m--) {
                     bool may = false;
                     for (size_t t = 0; t < 5; t++) {
@@ -432,13 +432,13 @@ static void streaming(void **state)
                         may |= lt__utf8_next(probe, strlen(probe), &cp) > m;
                     }
                     if (may) {
-                        part = m;
+                        run = m;
                         break;
                     }
                 }
                 memcpy(want + w, "\xef\xbf\xbd", 3);
                 w += 3;
-                i += part;
+                i += run;
             } else {
                 memcpy(want + w, text + i, k);
                 w += k;
