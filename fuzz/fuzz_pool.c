@@ -146,33 +146,65 @@ static void step(world *w)
     need(s.committed <= s.limit || s.committed <= s.live + s.pending + UNIT * 256, "over the limit");
 }
 
+/* Opening a device starts threads, so one serves many runs; then all host memory must be back. */
+static struct {
+    lt_ctx *ctx;
+    lt_device *dev;
+    lt_queue *queues[QUEUES];
+    world *now;
+    int runs;
+} bench;
+
+static bool fault_now(void *user, lt_fault_point point)
+{
+    (void)user;
+    return bench.now && fault(bench.now, point);
+}
+
+static void bench_open(void)
+{
+    lt_ctx_desc cd = lt_ctx_desc_default();
+    cd.fault = fault_now;
+    need(lt_ctx_create(&cd, &bench.ctx, NULL) == LT_OK, "no context");
+    need(lt_device_open(bench.ctx, "sim:vram=16M,threads=1", &bench.dev, NULL) == LT_OK, "no device");
+}
+
+static void bench_close(void)
+{
+    for (int k = 0; k < QUEUES; k++) {
+        if (bench.queues[k]) lt_queue_destroy(bench.queues[k]);
+        bench.queues[k] = NULL;
+    }
+    lt_device_close(bench.dev);
+    need(lt_ctx_host_bytes(bench.ctx) == 0, "host memory leaked");
+    lt_ctx_destroy(bench.ctx);
+    bench.ctx = NULL;
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    world w = {.at = data, .end = data + size};
-    lt_ctx_desc cd = lt_ctx_desc_default();
-    lt_ctx *ctx;
-    cd.fault = fault;
-    cd.fault_user = &w;
-    if (size < 2 || lt_ctx_create(&cd, &ctx, NULL) != LT_OK) return 0;
-    need(lt_device_open(ctx, "sim:vram=16M,threads=1", &w.dev, NULL) == LT_OK, "no device");
+    if (size < 2) return 0;
+    if (!bench.ctx) bench_open();
+    world w = {.at = data, .end = data + size, .dev = bench.dev};
+    memcpy(w.queues, bench.queues, sizeof w.queues);
     lt_pool_desc d = lt_pool_desc_default();
     uint32_t shape = byte(&w);
     d.limit_bytes = w.limit = (1 + shape % 32) * UNIT;
     d.chunk_bytes = UNIT << (shape >> 5) % 3;
     d.commit_all = shape >> 7;
     need(lt_pool_create(w.dev, &d, &w.pool, NULL) == LT_OK, "no pool");
+    bench.now = &w;
     while (w.at < w.end) step(&w);
-    w.commits_until_fault = w.allocs_until_fault = 0;
+    bench.now = NULL;
     while (w.n) lt_pool_free(w.pool, w.live[--w.n], NULL);
     for (int k = 0; k < QUEUES; k++)
         if (w.queues[k]) {
             lt_pool_forget_queue(w.pool, w.queues[k]);
-            lt_queue_destroy(w.queues[k]);
+            (void)!lt_queue_sync(w.queues[k], NULL);
         }
     need(lt_pool_trim(w.pool, 0) == 0, "chunks stay committed with nothing in them");
     lt_pool_destroy(w.pool);
-    lt_device_close(w.dev);
-    need(lt_ctx_host_bytes(ctx) == 0, "host memory leaked");
-    lt_ctx_destroy(ctx);
+    memcpy(bench.queues, w.queues, sizeof w.queues);
+    if (++bench.runs % 500 == 0) bench_close();
     return 0;
 }
