@@ -6,7 +6,7 @@
  *         fprintf(stderr, "%s\n", err.text);
  *         return 1;
  *     }
- *     ...
+ *     // everything else is created from ctx
  *     lt_ctx_destroy(ctx);
  *
  * Order      the context comes first and goes last; everything else is created from it.

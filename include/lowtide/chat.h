@@ -1,7 +1,7 @@
 /* chat.h - messages to the prompt a model was trained on.
  *
  *     lt_chat_template t;
- *     lt_chat_detect(f, &t, &err);              // from the file's own template, or E_UNSUPPORTED
+ *     lt_chat_detect(file, &t, &err);            // from the file's own template, or E_UNSUPPORTED
  *     lt_chat_message m[] = {{"user", "Why is the sky blue?"}};
  *     char *text;  size_t n;
  *     lt_chat_render(ctx, t, m, 1, true, &text, &n, &err);

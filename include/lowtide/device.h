@@ -5,7 +5,7 @@
  *     lt_queue_create(dev, LT_QUEUE_COPY, &q, &err);
  *     lt_device_reserve(dev, 64 << 20, &mem, &err);
  *     lt_device_commit(dev, mem, 64 << 20, &err);
- *     lt_queue_copy_in(q, mem, bytes, n, &err);
+ *     lt_queue_copy_in(q, mem, buffer, bytes, &err);
  *     lt_queue_sync(q, &err);
  *
  * Order      work on one queue runs in the order it was given; between queues only

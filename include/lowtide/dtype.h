@@ -2,7 +2,8 @@
  *
  *     const lt_dtype_traits *t = lt_dtype_get(LT_DTYPE_Q4_K);
  *     uint64_t row_bytes;
- *     if (!lt_dtype_row_bytes(LT_DTYPE_Q4_K, cols, &row_bytes)) reject();
+ *     if (!lt_dtype_row_bytes(LT_DTYPE_Q4_K, cols, &row_bytes))
+ *         return -1;
  *
  * Order      none.
  * Lifetime   the table is static.

@@ -7,7 +7,10 @@
  *     lt_pool_desc d = lt_pool_desc_default();
  *     d.limit_bytes  = 6ull << 30;
  *     lt_pool *pool;  lt_block b;  lt_err err;
- *     if (lt_pool_create(dev, &d, &pool, &err) != LT_OK) fail(err.text);
+ *     if (lt_pool_create(dev, &d, &pool, &err) != LT_OK) {
+ *         puts(err.text);
+ *         return 1;
+ *     }
  *     if (lt_pool_alloc(pool, 1 << 20, 0, LT_USE_WEIGHT, queue, &b, &err) == LT_OK)
  *         lt_pool_free(pool, b, queue);
  *     lt_pool_destroy(pool);

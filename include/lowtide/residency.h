@@ -7,6 +7,7 @@
  *     absent --load--> loading --done--> resident --evict--> absent
  *                                        resident --lease--> pinned --release--> resident
  *
+ *     lt_residency *res;  lt_item item;
  *     lt_residency_desc d = lt_residency_desc_default();
  *     d.policy = lt_policy_next_use;
  *     lt_residency_create(pool, &d, &res, &err);
@@ -15,7 +16,7 @@
  *     for (size_t i = 0; i < n; i++) {
  *         lt_lease l;
  *         lt_residency_lease(res, order[i], queue, &l, &err);
- *         ... launch work on `queue` that reads l.addr ...
+ *         // launch work on `queue` that reads l.addr
  *         lt_residency_release(res, l, queue);
  *     }
  *

@@ -1,6 +1,6 @@
 /* session.h - a model at work: tokens in, logits out, inside its plan.
  *
- *     lt_session *s;
+ *     lt_session *s;  const float *logits;
  *     lt_session_create(model, dev, plan, NULL, &s, &err);
  *     lt_session_eval(s, prompt, n, &logits, &err);            // logits of the last token
  *     int32_t id = lt_sampler_pick(sampler, logits);

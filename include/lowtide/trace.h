@@ -3,7 +3,7 @@
  *     lt_trace *t;
  *     lt_trace_create(ctx, "run.trace", &t, &err);
  *     pool_desc.trace = t;
- *     ...
+ *     // pools and residency managers made from pool_desc and the like write to it
  *     lt_trace_close(t, &err);   // run.trace appears now, whole
  *
  * Order      records have increasing time per thread.
