@@ -1,11 +1,17 @@
 /* One token times quantised rows, reading each weight byte once.
  *
- * Formats in blocks of 32 put eight rows in the lanes; formats in super-blocks of 256 put the eight
- * blocks of one row there, whose lanes then are the eight accumulators of docs/arithmetic.md. */
+ * Formats in blocks of 32 put eight rows in the lanes; formats in super-blocks of 256 and Q8_0 put
+ * eight blocks of one row there, whose lanes then are the eight accumulators of docs/arithmetic.md. */
 #include "backend/cpu/linear.h"
 #include "backend/cpu/weights_avx2.h"
 
-#define PREFETCH_ROWS 8
+#define PREFETCH_BYTES 2048 /* beyond what is read next; 1 to 8 KiB did not differ */
+
+/* Brings lines of the n bytes at p, in the order of memory: the hardware then runs ahead as well. */
+LT_ALWAYS void prefetch(const uint8_t *p, uint32_t n) {
+    for (uint32_t k = 0; k < n; k += 64)
+        _mm_prefetch((const char *)p + k, _MM_HINT_T0);
+}
 
 /* Eight vectors of products to eight sums: fewest widenings the format's range allows. */
 LT_ALWAYS __m256i sum_blocks(lt_dtype t, const __m256i *v) {
@@ -33,7 +39,6 @@ LT_ALWAYS __m256i rows8_bytes(lt_dtype t, const uint8_t *w, size_t stride, const
     __m256i v[8];
     LT_UNROLL
     for (int r = 0; r < 8; r++, w += stride) {
-        _mm_prefetch((const char *)(w + PREFETCH_ROWS * stride), _MM_HINT_T0);
         v[r] = block_products(t, lt__unpack32(t, w), q);
     }
     return sum_blocks(t, v);
@@ -47,8 +52,6 @@ LT_ALWAYS __m256i rows8_nibbles(lt_dtype t, const uint8_t *w, size_t stride, con
     LT_UNROLL
     for (int r = 0; r < 4; r++, w += stride) {
         __m256i lo, hi;
-        _mm_prefetch((const char *)(w + PREFETCH_ROWS * stride), _MM_HINT_T0);
-        _mm_prefetch((const char *)(w + (PREFETCH_ROWS + 4) * stride), _MM_HINT_T0);
         lt__unpack_pair(t, w, w + 4 * stride, high, r, &lo, &hi);
         lo = block_products(t, lo, q0);
         hi = block_products(t, hi, q1);
@@ -65,6 +68,23 @@ LT_ALWAYS __m256i rows8_nibbles(lt_dtype t, const uint8_t *w, size_t stride, con
     return _mm256_add_epi32(_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
 }
 
+/* Groups of eight blocks of one row of Q8_0, blocks in the lanes: it costs so little arithmetic that
+ * the order of reading decides, and that of one row after another is the fastest. */
+LT_ALWAYS __m256 row_q8_0(const uint8_t *w, uint64_t groups, lt__q8a_row a) {
+    __m256 acc = _mm256_setzero_ps();
+    for (uint64_t i = 0; i < groups; i++, w += 8 * 34) {
+        __m256i v[8];
+        prefetch(w + PREFETCH_BYTES, 8 * 34);
+        LT_UNROLL
+        for (int k = 0; k < 8; k++)
+            v[k] = block_products(LT_DTYPE_Q8_0, lt__unpack32(LT_DTYPE_Q8_0, w + 34 * k),
+                                  lt__load256(a.q + 256 * i + 32 * k));
+        const __m256 d = _mm256_mul_ps(lt__f16_column(w, 34), _mm256_loadu_ps(a.d + 8 * i));
+        acc = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum_blocks(LT_DTYPE_Q8_0, v)), d, acc);
+    }
+    return acc;
+}
+
 /* Eight rows of a format in blocks of 32. */
 LT_ALWAYS __m256 rows8(lt_dtype t, const uint8_t *w, size_t stride, uint64_t nb, lt__q8a_row a) {
     const uint32_t bytes = t == LT_DTYPE_Q4_1 ? 20 : t == LT_DTYPE_Q5_0 ? 22 : t == LT_DTYPE_Q5_1 ? 24
@@ -73,7 +93,21 @@ LT_ALWAYS __m256 rows8(lt_dtype t, const uint8_t *w, size_t stride, uint64_t nb,
     LT_UNROLL
     for (int i = 0; i < 8; i++)
         acc[i] = _mm256_setzero_ps();
-    for (uint64_t b = 0; b < nb; b++, w += bytes) {
+    uint64_t b = 0;
+    if (t == LT_DTYPE_Q8_0) {
+        __m256i rows[8];
+        b = nb / 8 * 8;
+        for (int r = 0; r < 8; r++)
+            rows[r] = _mm256_castps_si256(row_q8_0(w + (size_t)r * stride, nb / 8, a));
+        lt__transpose8(rows);
+        for (int i = 0; i < 8; i++)
+            acc[i] = _mm256_castsi256_ps(rows[i]);
+        w += b * bytes;
+    }
+    const uint8_t *ahead = w + 8 * stride + PREFETCH_BYTES;
+    for (; b < nb; b++, w += bytes, ahead += 8 * bytes) {
+        if (t != LT_DTYPE_Q8_0)
+            prefetch(ahead, 8 * bytes);
         __m256i sum = lt__is_nibbles(t) ? rows8_nibbles(t, w, stride, a.q + 32 * b) : rows8_bytes(t, w, stride, a.q + 32 * b);
         const __m256i s = lt__set1_u32_at(a.s + 2 * b);
         const __m256 da = _mm256_set1_ps(a.d[b]);
@@ -147,8 +181,7 @@ LT_ALWAYS void matvec256(lt_dtype t, const uint8_t *w, size_t stride, uint64_t r
         __m256 acc = _mm256_setzero_ps();
         const uint8_t *p = w;
         for (uint64_t i = 0; i < cols / 256; i++, p += bytes) {
-            for (uint32_t k = 0; k < bytes; k += 64)
-                _mm_prefetch((const char *)p + 2048 + k, _MM_HINT_T0);
+            prefetch(p + PREFETCH_BYTES, bytes);
             acc = super_block(t, p, a.q + 256 * i, a.d + 8 * i, a.s + 16 * i, acc);
         }
         out[r] = lt__lanes_tree(acc);
