@@ -10,7 +10,6 @@
 
 #include "graph/graph.h"
 #include "lowtide/residency.h"
-#include "lowtide/session.h"
 #include "plan/plan_internal.h"
 
 typedef struct lt__engine lt__engine;
@@ -21,7 +20,7 @@ typedef struct lt__engine_desc {
     const lt_source *sources;  /* of whole weights, by weight index; a slice adds its offset */
     const atomic_bool *cancel; /* looked at before each launch; may be NULL */
     lt_trace        *trace;
-    lt_progress_fn  *progress;
+    void           (*progress)(void *user, const char *what, uint64_t done, uint64_t total);
     void            *progress_user;
 } lt__engine_desc;
 

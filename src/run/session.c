@@ -6,6 +6,7 @@
 #include "base/host.h"
 #include "base/mem.h"
 #include "engine/engine.h"
+#include "lowtide/session.h"
 #include "lowtide/store.h"
 #include "models/arch.h"
 
