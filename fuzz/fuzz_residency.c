@@ -78,6 +78,7 @@ static void mend(world *w) {
     if (lt_queue_sync(w->q, &err) == LT_OK) return;
     MUST(__atomic_load_n(&w->failed, __ATOMIC_RELAXED));
     __atomic_store_n(&w->fault_point, -1, __ATOMIC_RELAXED);
+    lt_pool_forget_queue(w->pool, w->q);
     lt_queue_destroy(w->q);
     MUST(lt_queue_create(w->dev, LT_QUEUE_COMPUTE, &w->q, &err) == LT_OK);
     lt_status st = lt_residency_sync(w->res, &err);

@@ -70,6 +70,7 @@ static void expect_typed(lt_status st, const lt_err *err) {
 static void recover(rig *g) {
     lt_err err;
     if (lt_queue_sync(g->q, &err) != LT_OK) {
+        lt_pool_forget_queue(g->pool, g->q);
         lt_queue_destroy(g->q);
         assert_ok(lt_queue_create(g->dev, LT_QUEUE_COMPUTE, &g->q, &err), err);
     }
