@@ -1,5 +1,5 @@
 # The verbs. CMake is the build; this file only names what people do.
-.PHONY: all build deps demo test check bench asan tsan fuzz install uninstall clean golden
+.PHONY: all build deps demo test check bench asan tsan fuzz selftest install clean
 BUILD := build/release
 JOBS  := $(shell nproc)
 FUZZ_SECONDS ?= 30
@@ -37,6 +37,9 @@ fuzz: ## every target for FUZZ_SECONDS
 	@tools/deps.sh clang
 	@cmake --preset fuzz > /dev/null && cmake --build build/fuzz -j $(JOBS)
 	@tools/fuzz.sh build/fuzz $(FUZZ_SECONDS)
+
+selftest: ## plants bugs and expects the scripts above to turn red, on the builds that exist
+	@tools/selftest.sh
 
 install: build
 	@cmake --install $(BUILD)

@@ -4,5 +4,5 @@ set -eu
 lowtide=$1
 model=$(LT_COMMAND=$lowtide tools/fetch-model.sh smollm2)
 set -x
-"$lowtide" run "$model" --chat -p "Explain in one sentence why the tide goes out." -n 64 --temp 0 \
+"$lowtide" run "$model" --chat -p "What is the capital of France? Answer in one sentence." -n 64 --temp 0 \
     --device sim:vram=64M,h2d=12G,latency=10us --vram 24M --ctx 256

@@ -321,7 +321,9 @@ static void add_words(vocab *v, const char *space)
     for (char c = 'a'; c <= 'z'; c++) snprintf(word[tail++], sizeof *word, "%c", c);
     for (; v->n < v->cap; head++)
         for (char c = 'a'; c <= 'z' && v->n < v->cap; c++) {
-            snprintf(word[tail], sizeof *word, "%.28s%c", word[head], c);
+            char longer[sizeof *word]; /* gcc 12 cannot see that tail is not head */
+            snprintf(longer, sizeof longer, "%.28s%c", word[head], c);
+            memcpy(word[tail], longer, sizeof longer);
             snprintf(m, sizeof m, "%s %c", word[head], c);
             add_token(v, word[tail++], -(float)v->n_merges, 1);
             v->merges[v->n_merges] = strdup(m);
