@@ -3,6 +3,8 @@
 BUILD := build/release
 JOBS  := $(shell nproc)
 FUZZ_SECONDS ?= 30
+# Quiet unless it fails.
+configure = mkdir -p build && cmake --preset $(1) -DLT_WERROR=$(or $(WERROR),OFF) > build/$(1).log 2>&1 || { cat build/$(1).log; exit 1; }
 
 all: build
 
@@ -10,13 +12,13 @@ deps: ## installs Debian packages when something is missing and this is root
 	@tools/deps.sh
 
 build: deps
-	@cmake --preset release -DLT_WERROR=$(or $(WERROR),OFF) > $(BUILD).log 2>&1 || { cat $(BUILD).log; exit 1; }
+	@$(call configure,release)
 	@cmake --build $(BUILD) -j $(JOBS)
 
 demo: build ## fetches a small real model and runs it in a quarter of its size
 	@tools/demo.sh $(BUILD)/lowtide
 
-test: build check ## every test that needs no GPU; models are fetched when they can be
+test: build check ## every test; real models are fetched when they can be
 	@tools/test.sh $(BUILD)
 
 check: ## arrows between folders, sizes of files and functions, machine names
@@ -26,16 +28,19 @@ bench: build
 	@bench/run.sh $(BUILD)
 
 asan: deps
-	@cmake --preset asan-ubsan > /dev/null && cmake --build build/asan-ubsan -j $(JOBS)
+	@$(call configure,asan-ubsan)
+	@cmake --build build/asan-ubsan -j $(JOBS)
 	@tools/sanitize.sh build/asan-ubsan
 
 tsan: deps
-	@cmake --preset tsan > /dev/null && cmake --build build/tsan -j $(JOBS)
+	@$(call configure,tsan)
+	@cmake --build build/tsan -j $(JOBS)
 	@tools/sanitize.sh build/tsan
 
 fuzz: ## every target for FUZZ_SECONDS
 	@tools/deps.sh clang
-	@cmake --preset fuzz > /dev/null && cmake --build build/fuzz -j $(JOBS)
+	@$(call configure,fuzz)
+	@cmake --build build/fuzz -j $(JOBS)
 	@tools/fuzz.sh build/fuzz $(FUZZ_SECONDS)
 
 selftest: ## plants bugs and expects the scripts above to turn red, on the builds that exist

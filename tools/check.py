@@ -4,6 +4,7 @@
 An arrow is an #include. `tools/check.py [ROOT]` prints every offence and exits 1 when there is one."""
 import os
 import re
+import shutil
 import subprocess
 import sys
 
@@ -38,8 +39,9 @@ INCLUDE = re.compile(r'^\s*#\s*include\s+["<]([^">]+)[">]')
 
 def files():
     """What is committed or about to be; outside of git everything but what a build leaves."""
-    git = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], capture_output=True)
-    if git.returncode == 0 and git.stdout:
+    git = shutil.which("git") and subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], capture_output=True)
+    if git and git.returncode == 0 and git.stdout:
         return sorted(p for p in os.fsdecode(git.stdout).split("\0") if os.path.isfile(p))
     return sorted(os.path.relpath(os.path.join(folder, name), ".") for folder, _, names in os.walk(".") for name in names
                   if not re.match(r"\./(build|\.git)(/|$)", folder))

@@ -2,7 +2,7 @@
 # Installs what the build and the tests need on Debian and its relatives. Does nothing when all of it is
 # there; elsewhere, or without root, says what is missing.
 set -eu
-pkgs="gcc libc6-dev make cmake ninja-build pkg-config libcmocka-dev libpcre2-dev libutf8proc-dev libjansson-dev \
+pkgs="gcc g++ libc6-dev make cmake ninja-build pkg-config libcmocka-dev libpcre2-dev libutf8proc-dev libjansson-dev \
 liburing-dev libcurl4-openssl-dev libssl-dev libedit-dev python3 python3-pip python3-numpy ca-certificates"
 [ "${1:-}" = clang ] && pkgs="$pkgs clang libclang-rt-14-dev"
 if ! command -v dpkg-query >/dev/null 2>&1; then
