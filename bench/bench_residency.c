@@ -51,8 +51,11 @@ static double ring_rate(lt_ctx *ctx, const char *path, uint64_t bytes, uint64_t 
         lt_queue_create(dev, LT_QUEUE_COMPUTE, &q, &err) || lt_residency_create(pool, &rd, &res, &err))
         die(err.text);
     for (size_t i = 0; i < n; i++) {
-        lt_item_desc d = {.name = "slice", .bytes = each, .source = {.store = store, .file = f, .offset = i * each + 32 * (i % 7)},
-                          .use = LT_USE_WEIGHT, .streamed = true};
+        lt_item_desc d = {.name = "slice",
+                          .bytes = each,
+                          .source = {.store = store, .file = f, .offset = i * each + 32 * (i % 7)},
+                          .use = LT_USE_WEIGHT,
+                          .streamed = true};
         if (d.source.offset + each > bytes) d.source.offset = bytes - each;
         if (lt_residency_add(res, &d, &items[i], &err)) die(err.text);
     }
@@ -95,7 +98,8 @@ int main(int argc, char **argv) {
         if (p > plain) plain = p;
         if (t > through) through = t;
     }
-    printf("plain sequential O_DIRECT %.2f GB/s, through the ring %.2f GB/s: %.2f of it (ring %" PRIu64 " MiB, items %" PRIu64 " KiB)\n",
+    printf("plain sequential O_DIRECT %.2f GB/s, through the ring %.2f GB/s: %.2f of it (ring %" PRIu64
+           " MiB, items %" PRIu64 " KiB)\n",
            plain, through, through / plain, ring >> 20, each >> 10);
     lt_ctx_destroy(ctx);
     return 0;

@@ -98,7 +98,8 @@ static bool run(program *p, const char *path, lt_err *err) {
     }
     lt_residency_stats s;
     lt_residency_get_stats(p->res, &s);
-    printf("%" PRIu64 " leases, %" PRIu64 " hits, %" PRIu64 " bytes kept, at most %" PRIu64 " in the ring, host waited %.3f ms\n",
+    printf("%" PRIu64 " leases, %" PRIu64 " hits, %" PRIu64 " bytes kept, at most %" PRIu64
+           " in the ring, host waited %.3f ms\n",
            s.leases, s.hits, s.resident, s.ring_peak, (double)s.stall_ns * 1e-6);
     return true;
 }

@@ -92,7 +92,10 @@ static void add(world *w) {
     t->bytes = (take(w) * 251 + take(w)) % 40000 + 1;
     t->offset = (take(w) * 997u) % (FILE_BYTES - t->bytes);
     t->writable = kind % 4 == 3;
-    lt_item_desc d = {.name = "thing", .bytes = t->bytes, .use = LT_USE_WEIGHT, .priority = (int32_t)(kind >> 6),
+    lt_item_desc d = {.name = "thing",
+                      .bytes = t->bytes,
+                      .use = LT_USE_WEIGHT,
+                      .priority = (int32_t)(kind >> 6),
                       .streamed = kind % 4 == 1 || kind % 4 == 2};
     if (t->writable) {
         t->home = malloc(t->bytes);
@@ -168,7 +171,9 @@ static void dirty(world *w) {
     if (!w->held[h].addr || lt_residency_mark_dirty(w->res, w->held[h], &err) != LT_OK) return;
     MUST(t->writable);
     uint8_t value = (uint8_t)take(w);
-    if (lt_queue_fill(w->q, w->held[h].addr, value, t->bytes, &err) != LT_OK || lt_queue_sync(w->q, &err) != LT_OK) mend(w);
+    if (lt_queue_fill(w->q, w->held[h].addr, value, t->bytes, &err) != LT_OK ||
+        lt_queue_sync(w->q, &err) != LT_OK)
+        mend(w);
     else memset(t->home, value, t->bytes); /* what it must be once it is here again */
 }
 
@@ -208,7 +213,8 @@ static void step(world *w) {
         else if (what % 3 == 1) dirty(w);
         else {
             lt_block b;
-            if (lt_pool_alloc(w->pool, take(w) * 2000u + 1, 0, LT_USE_ACTIVATION, w->q, &b, NULL) == LT_OK) lt_pool_free(w->pool, b, w->q);
+            if (lt_pool_alloc(w->pool, take(w) * 2000u + 1, 0, LT_USE_ACTIVATION, w->q, &b, NULL) == LT_OK)
+                lt_pool_free(w->pool, b, w->q);
         }
         break;
     }
@@ -216,7 +222,11 @@ static void step(world *w) {
         if (!w->failed) {
             uint32_t b = take(w);
             __atomic_store_n(&w->fault_in, (int)(b >> 3) + 1, __ATOMIC_RELAXED);
-            __atomic_store_n(&w->fault_point, (int)(b % 2 ? LT_FAULT_READ : b % 4 ? LT_FAULT_COPY : LT_FAULT_HOST_ALLOC), __ATOMIC_RELAXED);
+            __atomic_store_n(&w->fault_point,
+                             (int)(b % 2   ? LT_FAULT_READ
+                                   : b % 4 ? LT_FAULT_COPY
+                                           : LT_FAULT_HOST_ALLOC),
+                             __ATOMIC_RELAXED);
         }
     }
     check(w);
@@ -251,9 +261,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     rd.policy = shape & 32 ? lt_policy_next_use : lt_policy_lru;
     uint32_t f;
     MUST(lt_ctx_create(&cd, &w->ctx, NULL) == LT_OK);
-    MUST(lt_device_open(w->ctx, shape & 4 ? "cpu:threads=1" : "sim:vram=1M,threads=1", &w->dev, NULL) == LT_OK);
+    MUST(lt_device_open(w->ctx, shape & 4 ? "cpu:threads=1" : "sim:vram=1M,threads=1", &w->dev, NULL) ==
+         LT_OK);
     MUST(lt_pool_create(w->dev, &pd, &w->pool, NULL) == LT_OK);
-    MUST(lt_store_create(w->ctx, shape & 64 ? LT_STORE_MAPPED : shape & 128 ? LT_STORE_DIRECT : LT_STORE_PLAIN, 0, &w->store, NULL) == LT_OK);
+    MUST(lt_store_create(w->ctx,
+                         shape & 64    ? LT_STORE_MAPPED
+                         : shape & 128 ? LT_STORE_DIRECT
+                                       : LT_STORE_PLAIN,
+                         0, &w->store, NULL) == LT_OK);
     MUST(lt_store_add_file(w->store, file_path, &f, NULL) == LT_OK);
     MUST(lt_queue_create(w->dev, LT_QUEUE_COMPUTE, &w->q, NULL) == LT_OK);
     MUST(lt_residency_create(w->pool, &rd, &w->res, NULL) == LT_OK);

@@ -76,7 +76,8 @@ static inline bool test_fault(void *user, lt_fault_point point) {
 static inline void test_log(void *user, lt_log_level level, const char *area, const char *text) {
     test_ctx *t = user;
     if (level <= LT_LOG_WARN) {
-        if (atomic_fetch_add(&t->warnings, 1) == 0) snprintf(t->last_log, sizeof t->last_log, "%s: %s", area, text);
+        if (atomic_fetch_add(&t->warnings, 1) == 0)
+            snprintf(t->last_log, sizeof t->last_log, "%s: %s", area, text);
         if (getenv("LT_TEST_VERBOSE")) fprintf(stderr, "%s: %s\n", area, text);
     }
 }

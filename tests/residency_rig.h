@@ -26,8 +26,8 @@ typedef struct rig {
 
 #define RIG_SEED 7
 
-static inline lt_status rig_try_open(rig *g, const char *spec, uint64_t pool_bytes, const char *file, lt_store_mode mode,
-                                     const lt_residency_desc *d, lt_err *err) {
+static inline lt_status rig_try_open(rig *g, const char *spec, uint64_t pool_bytes, const char *file,
+                                     lt_store_mode mode, const lt_residency_desc *d, lt_err *err) {
     lt_status st = lt_device_open(g->t.ctx, spec, &g->dev, err);
     if (st != LT_OK) return st;
     lt_pool_desc p = lt_pool_desc_default();
@@ -44,8 +44,8 @@ static inline lt_status rig_try_open(rig *g, const char *spec, uint64_t pool_byt
     return lt_residency_create(g->pool, d, &g->res, err);
 }
 
-static inline void rig_open(rig *g, const char *spec, uint64_t pool_bytes, const char *file, lt_store_mode mode,
-                            const lt_residency_desc *d) {
+static inline void rig_open(rig *g, const char *spec, uint64_t pool_bytes, const char *file,
+                            lt_store_mode mode, const lt_residency_desc *d) {
     lt_err err;
     memset(g, 0, sizeof *g);
     test_ctx_open(&g->t);

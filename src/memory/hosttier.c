@@ -22,7 +22,8 @@ uint64_t lt__pin_budget(uint64_t asked) {
     return lt__min_u64(asked, lt__min_u64(lim.memlock_bytes, lim.ram_bytes / 2));
 }
 
-lt_status lt__staging_init(lt__staging *st, lt_ctx *ctx, lt_device *dev, uint64_t bytes, uint64_t *pin_left, lt_err *err) {
+lt_status lt__staging_init(lt__staging *st, lt_ctx *ctx, lt_device *dev, uint64_t bytes, uint64_t *pin_left,
+                           lt_err *err) {
     *st = (lt__staging){.ctx = ctx, .dev = dev};
     bytes = lt__max_u64(bytes, 4 * SEG_ALIGN);
     uint64_t segs = lt__min_u64(lt__max_u64(bytes / SEG_WISHED, 2), SEGS_MAX);

@@ -53,8 +53,8 @@ lt_status lt_residency_create(lt_pool *pool, const lt_residency_desc *desc, lt_r
     lt_residency_desc d = desc ? *desc : lt_residency_desc_default();
     if (!d.policy) d.policy = lt_policy_lru;
     if (d.high_water && d.low_water > d.high_water)
-        return lt__fail(err, LT_E_INVALID, "residency: low_water %" PRIu64 " is above high_water %" PRIu64, d.low_water,
-                        d.high_water);
+        return lt__fail(err, LT_E_INVALID, "residency: low_water %" PRIu64 " is above high_water %" PRIu64,
+                        d.low_water, d.high_water);
     lt_device *dev = lt_pool_device(pool);
     lt_residency *r = lt__zalloc(dev->ctx, sizeof *r);
     if (!r) return lt__fail_oom(err, sizeof *r, "a residency manager");
@@ -80,14 +80,18 @@ lt_status lt_residency_create(lt_pool *pool, const lt_residency_desc *desc, lt_r
     lt_status st = LT_OK;
     if (d.ring_bytes > 0) {
         uint64_t bytes = lt__round_down(d.ring_bytes, LT__READ_BLOCK);
-        if (bytes == 0) st = lt__fail(err, LT_E_INVALID, "residency: a ring of %" PRIu64 " bytes holds nothing, 4096 at least",
-                                      d.ring_bytes);
+        if (bytes == 0)
+            st =
+                lt__fail(err, LT_E_INVALID,
+                         "residency: a ring of %" PRIu64 " bytes holds nothing, 4096 at least", d.ring_bytes);
         else st = lt_pool_alloc(pool, bytes, LT__READ_BLOCK, LT_USE_RING, NULL, &r->ring_block, err);
         if (st == LT_OK) lt__ring_init(&r->ring, bytes);
     }
     if (st == LT_OK) {
         int e = pthread_create(&r->thread, NULL, lt__res_thread, r);
-        if (e) st = lt__fail_native(err, LT_E_HOST_OOM, e, "residency: cannot start the transfer thread: %s", strerror(e));
+        if (e)
+            st = lt__fail_native(err, LT_E_HOST_OOM, e, "residency: cannot start the transfer thread: %s",
+                                 strerror(e));
         else r->thread_started = true;
     }
     if (st != LT_OK) {
@@ -123,7 +127,8 @@ void lt_residency_destroy(lt_residency *r) {
     lt_pool_set_pressure(r->pool, NULL, NULL);
     res_lock(r);
     if (r->leases_held > 0)
-        lt__log(r->ctx, LT_LOG_ERROR, "residency", "destroyed with %" PRIu32 " leases not released", r->leases_held);
+        lt__log(r->ctx, LT_LOG_ERROR, "residency", "destroyed with %" PRIu32 " leases not released",
+                r->leases_held);
     for (uint32_t i = 0; i < r->items_len; i++) {
         res_copy *c = r->items[i].live ? r->items[i].copy : NULL;
         if (c && c->dirty && c->leases == 0 && c->state == RES_READY) {
@@ -147,22 +152,27 @@ static lt_status check_desc(const lt_item_desc *d, lt_err *err) {
     uint64_t end;
     if (d->bytes == 0) return lt__fail(err, LT_E_INVALID, "item '%s': 0 bytes", name);
     if ((s->store != NULL) == (s->read != NULL))
-        return lt__fail(err, LT_E_INVALID, "item '%s': its source must be either a store or a read function", name);
+        return lt__fail(err, LT_E_INVALID, "item '%s': its source must be either a store or a read function",
+                        name);
     if (s->store && s->write)
-        return lt__fail(err, LT_E_INVALID, "item '%s': a store cannot be written to; give a read function too", name);
+        return lt__fail(err, LT_E_INVALID,
+                        "item '%s': a store cannot be written to; give a read function too", name);
     if (s->write && d->streamed)
         return lt__fail(err, LT_E_INVALID, "item '%s': a streamed item cannot be written back", name);
-    if ((unsigned)d->use >= LT_USE_COUNT) return lt__fail(err, LT_E_INVALID, "item '%s': unknown use %d", name, (int)d->use);
+    if ((unsigned)d->use >= LT_USE_COUNT)
+        return lt__fail(err, LT_E_INVALID, "item '%s': unknown use %d", name, (int)d->use);
     if (!s->store) return LT_OK;
     uint64_t file_bytes = lt_store_file_bytes(s->store, s->file);
     if (!lt__add_u64(s->offset, d->bytes, &end) || end > file_bytes)
-        return lt__fail(err, LT_E_INVALID, "item '%s': bytes %" PRIu64 "+%" PRIu64 " are outside of %s with its %" PRIu64,
-                        name, s->offset, d->bytes, lt_store_file_path(s->store, s->file), file_bytes);
+        return lt__fail(err, LT_E_INVALID,
+                        "item '%s': bytes %" PRIu64 "+%" PRIu64 " are outside of %s with its %" PRIu64, name,
+                        s->offset, d->bytes, lt_store_file_path(s->store, s->file), file_bytes);
     return LT_OK;
 }
 
 lt_status lt_residency_add(lt_residency *r, const lt_item_desc *desc, lt_item *out, lt_err *err) {
-    if (!r || !desc || !out) return lt__fail(err, LT_E_INVALID, "residency: manager, item and result must not be NULL");
+    if (!r || !desc || !out)
+        return lt__fail(err, LT_E_INVALID, "residency: manager, item and result must not be NULL");
     lt_status st = check_desc(desc, err);
     if (st != LT_OK) return st;
     const char *name = desc->name ? desc->name : "";
@@ -174,14 +184,21 @@ lt_status lt_residency_add(lt_residency *r, const lt_item_desc *desc, lt_item *o
     if (i != LT__NO_ITEM) r->items_free = r->items[i].next_free;
     else {
         i = r->items_len;
-        if (i == LT__NO_ITEM - 1) st = lt__fail(err, LT_E_INVALID, "residency: no more than %" PRIu32 " items", i);
+        if (i == LT__NO_ITEM - 1)
+            st = lt__fail(err, LT_E_INVALID, "residency: no more than %" PRIu32 " items", i);
         else st = lt__grow(r->ctx, (void **)&r->items, &r->items_cap, (size_t)i + 1, sizeof *r->items, err);
         if (st == LT_OK) r->items_len++;
     }
     if (st == LT_OK) {
         uint32_t serial = r->items[i].serial + 1;
-        r->items[i] = (res_item){.name = copy, .name_bytes = name_bytes, .bytes = desc->bytes, .source = desc->source,
-                                 .use = desc->use, .priority = desc->priority, .streamed = desc->streamed, .live = true,
+        r->items[i] = (res_item){.name = copy,
+                                 .name_bytes = name_bytes,
+                                 .bytes = desc->bytes,
+                                 .source = desc->source,
+                                 .use = desc->use,
+                                 .priority = desc->priority,
+                                 .streamed = desc->streamed,
+                                 .live = true,
                                  .serial = serial};
         *out = (lt_item){i, serial};
         r->stats.items++;
@@ -193,12 +210,13 @@ lt_status lt_residency_add(lt_residency *r, const lt_item_desc *desc, lt_item *o
 }
 
 static bool item_live(const lt_residency *r, lt_item item) {
-    return item.index < r->items_len && r->items[item.index].live && r->items[item.index].serial == item.serial;
+    return item.index < r->items_len && r->items[item.index].live &&
+           r->items[item.index].serial == item.serial;
 }
 
 static lt_status no_item(lt_item item, lt_err *err) {
-    return lt__fail(err, LT_E_INVALID, "residency: item %" PRIu32 ".%" PRIu32 " does not exist (any longer)", item.index,
-                    item.serial);
+    return lt__fail(err, LT_E_INVALID, "residency: item %" PRIu32 ".%" PRIu32 " does not exist (any longer)",
+                    item.index, item.serial);
 }
 
 lt_status lt_residency_remove(lt_residency *r, lt_item item, lt_err *err) {
@@ -212,7 +230,8 @@ lt_status lt_residency_remove(lt_residency *r, lt_item item, lt_err *err) {
         res_item *it = &r->items[item.index];
         res_copy *c = it->copy;
         if (c && c->leases > 0) {
-            st = lt__fail(err, LT_E_BUSY, "item '%s': leased %" PRIu32 " times, cannot be removed", it->name, c->leases);
+            st = lt__fail(err, LT_E_BUSY, "item '%s': leased %" PRIu32 " times, cannot be removed", it->name,
+                          c->leases);
             break;
         }
         if (c && (c->evicting || (c->state != RES_READY && c->state != RES_FAILED))) {
@@ -222,7 +241,8 @@ lt_status lt_residency_remove(lt_residency *r, lt_item item, lt_err *err) {
         if (c && !c->in_ring) {
             c->write_failed = false;
             if (!lt__res_evict(r, c)) {
-                st = lt__fail(err, LT_E_IO, "item '%s': what was written to it cannot be saved", r->items[item.index].name);
+                st = lt__fail(err, LT_E_IO, "item '%s': what was written to it cannot be saved",
+                              r->items[item.index].name);
                 break;
             }
             continue;
@@ -241,7 +261,8 @@ lt_status lt_residency_remove(lt_residency *r, lt_item item, lt_err *err) {
 }
 
 lt_status lt_residency_plan(lt_residency *r, const lt_item *order, size_t n, bool cyclic, lt_err *err) {
-    if (!r || (n && !order)) return lt__fail(err, LT_E_INVALID, "residency: manager and order must not be NULL");
+    if (!r || (n && !order))
+        return lt__fail(err, LT_E_INVALID, "residency: manager and order must not be NULL");
     uint32_t *copy = lt__alloc_array(r->ctx, n, sizeof *copy);
     size_t *at = lt__alloc_array(r->ctx, n, sizeof *at);
     lt_status st = n && (!copy || !at) ? lt__fail_oom(err, n * (sizeof *copy + sizeof *at), "a plan") : LT_OK;
@@ -281,8 +302,10 @@ lt_status lt_residency_plan(lt_residency *r, const lt_item *order, size_t n, boo
 /* --- loading ------------------------------------------------------------------------- */
 
 static lt_status ring_too_small(const lt_residency *r, const res_item *it, lt_err *err) {
-    return lt__fail(err, LT_E_DEVICE_OOM, "item '%s': needs %" PRIu64 " bytes of the ring with its alignment, the ring has %"
-                    PRIu64, it->name, lt__res_slot_bytes(it), r->ring.bytes);
+    return lt__fail(err, LT_E_DEVICE_OOM,
+                    "item '%s': needs %" PRIu64
+                    " bytes of the ring with its alignment, the ring has %" PRIu64,
+                    it->name, lt__res_slot_bytes(it), r->ring.bytes);
 }
 
 /* Nobody who holds the slot can give it back: they are this very caller or wait themselves. */
@@ -293,7 +316,8 @@ static bool held_for_ever(const lt_residency *r, const res_copy *c) {
         if (l->copy != c) continue;
         known++;
         bool stuck = pthread_equal(l->owner, pthread_self());
-        for (const res_waiter *w = r->waiters; w && !stuck; w = w->next) stuck = pthread_equal(l->owner, w->thread);
+        for (const res_waiter *w = r->waiters; w && !stuck; w = w->next)
+            stuck = pthread_equal(l->owner, w->thread);
         if (!stuck) return false;
     }
     return known == c->leases;
@@ -327,8 +351,10 @@ static lt_status load_into_ring(lt_residency *r, uint32_t i, res_copy **out, boo
             continue;
         }
         if (tail->leases > 0 && held_for_ever(r, tail))
-            return lt__fail(err, LT_E_DEVICE_OOM, "item '%s': needs %" PRIu64 " bytes of the ring, whose %" PRIu64
-                            " are blocked by leases that are not released", it->name, lt__res_slot_bytes(it), r->ring.bytes);
+            return lt__fail(err, LT_E_DEVICE_OOM,
+                            "item '%s': needs %" PRIu64 " bytes of the ring, whose %" PRIu64
+                            " are blocked by leases that are not released",
+                            it->name, lt__res_slot_bytes(it), r->ring.bytes);
         wait_for_release(r);
         *again = true;
         return LT_OK;
@@ -346,7 +372,8 @@ static bool room_is_coming(const lt_residency *r) {
     return false;
 }
 
-static lt_status load_into_pool(lt_residency *r, uint32_t i, bool evict_prefetched, res_copy **out, bool *again, lt_err *err) {
+static lt_status load_into_pool(lt_residency *r, uint32_t i, bool evict_prefetched, res_copy **out,
+                                bool *again, lt_err *err) {
     res_item *it = &r->items[i];
     lt_err why = {0};
     lt_block b = {0};
@@ -377,13 +404,15 @@ static lt_status load_into_pool(lt_residency *r, uint32_t i, bool evict_prefetch
             return LT_OK;
         }
     }
-    if (st == LT_E_DEVICE_OOM && evict_prefetched && !it->source.write && lt__res_slot_bytes(it) <= r->ring.bytes)
+    if (st == LT_E_DEVICE_OOM && evict_prefetched && !it->source.write &&
+        lt__res_slot_bytes(it) <= r->ring.bytes)
         return load_into_ring(r, i, out, again, err);
     return lt__fail(err, st, "item '%s': %s", it->name, why.text);
 }
 
 static lt_status start_load(lt_residency *r, uint32_t i, res_copy **out, bool *again, lt_err *err) {
-    return r->items[i].streamed ? load_into_ring(r, i, out, again, err) : load_into_pool(r, i, true, out, again, err);
+    return r->items[i].streamed ? load_into_ring(r, i, out, again, err)
+                                : load_into_pool(r, i, true, out, again, err);
 }
 
 lt_status lt_residency_prefetch(lt_residency *r, lt_item item, lt_err *err) {
@@ -402,7 +431,8 @@ lt_status lt_residency_prefetch(lt_residency *r, lt_item item, lt_err *err) {
         else if (it->streamed) {
             if (lt__res_ring_try(r, item.index, &c, &st, err)) lt__res_push(r, c, false);
             else if (st == LT_OK)
-                st = lt__fail(err, LT_E_DEVICE_OOM, "item '%s': no room in the ring of %" PRIu64 " bytes to load it ahead",
+                st = lt__fail(err, LT_E_DEVICE_OOM,
+                              "item '%s': no room in the ring of %" PRIu64 " bytes to load it ahead",
                               it->name, r->ring.bytes);
         } else st = load_into_pool(r, item.index, false, &c, &again, err);
         if (c) {
@@ -487,7 +517,8 @@ static lt_status await_ready(lt_residency *r, res_copy *c, lt_queue *queue, bool
 }
 
 /* Waits until the copy's transfer is under way on a queue or over. Held by the caller. */
-static lt_status await_copy(lt_residency *r, res_copy *c, lt_queue *queue, bool *retry, uint64_t *stall_from, lt_err *err) {
+static lt_status await_copy(lt_residency *r, res_copy *c, lt_queue *queue, bool *retry, uint64_t *stall_from,
+                            lt_err *err) {
     *retry = false;
     while (c->state == RES_QUEUED || c->state == RES_MOVING) {
         if (!*stall_from) *stall_from = lt__now_ns();
@@ -511,7 +542,8 @@ static lt_status await_copy(lt_residency *r, res_copy *c, lt_queue *queue, bool 
 }
 
 /* Lock held. On success the record holds the copy. Counts nothing: a lease of many may be undone. */
-static lt_status lease_one(lt_residency *r, lt_item item, lt_queue *queue, uint32_t *record, bool *hit, lt_err *err) {
+static lt_status lease_one(lt_residency *r, lt_item item, lt_queue *queue, uint32_t *record, bool *hit,
+                           lt_err *err) {
     lt_err mine = {0};
     if (!err) err = &mine;
     lt_status st = item_live(r, item) ? take_record(r, record, err) : no_item(item, err);
@@ -594,7 +626,8 @@ static void end_lease(lt_residency *r, uint32_t record, lt_queue *queue) {
     res_lease *l = &r->leases[record];
     res_copy *c = l->copy;
     if (queue) {
-        if (lt_event_record(l->ev, queue, NULL) != LT_OK) lt__ignore(lt_queue_sync(queue, NULL)); /* over, then */
+        if (lt_event_record(l->ev, queue, NULL) != LT_OK)
+            lt__ignore(lt_queue_sync(queue, NULL)); /* over, then */
         else {
             size_t i = 0;
             while (i < c->uses_len && c->uses[i].queue != queue) i++;
@@ -617,7 +650,8 @@ static void end_lease(lt_residency *r, uint32_t record, lt_queue *queue) {
 static bool find_lease(const lt_residency *r, lt_lease lease, uint32_t *record) {
     *record = lease.token & (TOKENS_MAX - 1);
     return *record < r->leases_len && r->leases[*record].copy &&
-           (r->leases[*record].serial << TOKEN_BITS | *record) == lease.token && r->leases[*record].copy->addr == lease.addr;
+           (r->leases[*record].serial << TOKEN_BITS | *record) == lease.token &&
+           r->leases[*record].copy->addr == lease.addr;
 }
 
 void lt_residency_release(lt_residency *r, lt_lease lease, lt_queue *queue) {
@@ -625,7 +659,9 @@ void lt_residency_release(lt_residency *r, lt_lease lease, lt_queue *queue) {
     res_lock(r);
     uint32_t record;
     if (!find_lease(r, lease, &record)) {
-        if (lease.addr) lt__log(r->ctx, LT_LOG_ERROR, "residency", "release of a lease that is not held (token %" PRIu32 ")", lease.token);
+        if (lease.addr)
+            lt__log(r->ctx, LT_LOG_ERROR, "residency",
+                    "release of a lease that is not held (token %" PRIu32 ")", lease.token);
     } else {
         res_trace(r, LT__TRACE_RELEASE, lease.item.index, r->leases[record].copy->bytes, 0);
         end_lease(r, record, queue);
@@ -646,13 +682,16 @@ static uint64_t ring_need(const lt_residency *r, const lt_item *items, size_t n)
         if (!item_live(r, items[i]) || !r->items[items[i].index].streamed) continue;
         bool seen = false;
         for (size_t k = 0; k < i && !seen; k++) seen = items[k].index == items[i].index;
-        if (!seen && !lt__add_u64(sum, lt__res_slot_bytes(&r->items[items[i].index]), &sum)) return UINT64_MAX;
+        if (!seen && !lt__add_u64(sum, lt__res_slot_bytes(&r->items[items[i].index]), &sum))
+            return UINT64_MAX;
     }
     return sum;
 }
 
-lt_status lt_residency_lease_many(lt_residency *r, const lt_item *items, size_t n, lt_queue *queue, lt_lease *out, lt_err *err) {
-    if (!r || (n && (!items || !out))) return lt__fail(err, LT_E_INVALID, "residency: manager, items and result must not be NULL");
+lt_status lt_residency_lease_many(lt_residency *r, const lt_item *items, size_t n, lt_queue *queue,
+                                  lt_lease *out, lt_err *err) {
+    if (!r || (n && (!items || !out)))
+        return lt__fail(err, LT_E_INVALID, "residency: manager, items and result must not be NULL");
     if (n == 0) return LT_OK;
     typedef struct { uint32_t record; bool hit; } got;
     got *g = lt__alloc_array(r->ctx, n, sizeof *g);
@@ -664,8 +703,9 @@ lt_status lt_residency_lease_many(lt_residency *r, const lt_item *items, size_t 
     uint64_t need = ring_need(r, items, n);
     lt_status st = LT_OK;
     if (need > r->ring.bytes && need > 0)
-        st = lt__fail(err, LT_E_DEVICE_OOM, "residency: %zu items need %" PRIu64 " bytes of the ring at once, it has %" PRIu64,
-                      n, need, r->ring.bytes);
+        st = lt__fail(err, LT_E_DEVICE_OOM,
+                      "residency: %zu items need %" PRIu64 " bytes of the ring at once, it has %" PRIu64, n,
+                      need, r->ring.bytes);
     for (int tries = 0; need <= r->ring.bytes && tries < 2; tries++) {
         size_t k = 0;
         for (st = LT_OK; k < n; k++)
@@ -692,9 +732,12 @@ lt_status lt_residency_mark_dirty(lt_residency *r, lt_lease lease, lt_err *err) 
     lt_status st = LT_OK;
     uint32_t record;
     res_lock(r);
-    if (!find_lease(r, lease, &record)) st = lt__fail(err, LT_E_INVALID, "residency: token %" PRIu32 " is not a lease that is held", lease.token);
+    if (!find_lease(r, lease, &record))
+        st = lt__fail(err, LT_E_INVALID, "residency: token %" PRIu32 " is not a lease that is held",
+                      lease.token);
     else if (!r->items[lease.item.index].source.write)
-        st = lt__fail(err, LT_E_INVALID, "item '%s': marked dirty, but its source cannot be written", r->items[lease.item.index].name);
+        st = lt__fail(err, LT_E_INVALID, "item '%s': marked dirty, but its source cannot be written",
+                      r->items[lease.item.index].name);
     else r->leases[record].copy->dirty = true;
     res_unlock(r);
     return st;
@@ -707,7 +750,8 @@ lt_status lt_residency_sync(lt_residency *r, lt_err *err) {
     lt_err why = {0};
     for (uint32_t i = 0; i < r->items_len; i++) {
         res_copy *c = r->items[i].live ? r->items[i].copy : NULL;
-        if (!c || c->state != RES_READY || !c->ready || c->evicting || lt_event_sync(c->ready, &why) == LT_OK) continue;
+        if (!c || c->state != RES_READY || !c->ready || c->evicting || lt_event_sync(c->ready, &why) == LT_OK)
+            continue;
         if (r->lost_status == LT_OK) {
             r->lost_status = why.status;
             r->lost_err = why;

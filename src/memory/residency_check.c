@@ -23,13 +23,15 @@ static lt_status check_copy(const lt_residency *r, const res_copy *c, walk *w, l
     if (c->leases > 0 && c->evicting)
         return lt__fail(err, LT_E_INVALID, "residency: item '%s' is both pinned and being evicted", name);
     if (c->pending > 0 && (c->item == LT__NO_ITEM || !c->in_ring))
-        return lt__fail(err, LT_E_INVALID, "residency: a copy without a planned use is held for one ('%s')", name);
+        return lt__fail(err, LT_E_INVALID, "residency: a copy without a planned use is held for one ('%s')",
+                        name);
     if (c->uses_len > c->uses_cap)
         return lt__fail(err, LT_E_INVALID, "residency: item '%s' remembers %zu uses", name, c->uses_len);
     if (c->dirty && (c->in_ring || !r->items[c->item].source.write))
         return lt__fail(err, LT_E_INVALID, "residency: item '%s' is dirty and cannot be written back", name);
     if (c->in_ring && c->item != LT__NO_ITEM &&
-        (c->addr < r->ring_block.addr + c->slot.off || c->addr + c->bytes > r->ring_block.addr + c->slot.off + c->slot.bytes))
+        (c->addr < r->ring_block.addr + c->slot.off ||
+         c->addr + c->bytes > r->ring_block.addr + c->slot.off + c->slot.bytes))
         return lt__fail(err, LT_E_INVALID, "residency: item '%s' lies outside of its slot", name);
     return LT_OK;
 }
@@ -44,7 +46,8 @@ static lt_status check_locked(const lt_residency *r, lt_err *err) {
         if (!it->live) continue;
         items++;
         if (!it->copy) continue;
-        if (it->copy->item != i) return lt__fail(err, LT_E_INVALID, "residency: item '%s' points to another's copy", it->name);
+        if (it->copy->item != i)
+            return lt__fail(err, LT_E_INVALID, "residency: item '%s' points to another's copy", it->name);
         if (it->copy->in_ring) continue;
         w.resident += it->copy->bytes;
         if ((st = check_copy(r, it->copy, &w, err)) != LT_OK) return st;
@@ -52,24 +55,37 @@ static lt_status check_locked(const lt_residency *r, lt_err *err) {
     for (const lt__ring_slot *s = r->ring.first; s; s = s->next)
         if ((st = check_copy(r, (const res_copy *)s, &w, err)) != LT_OK) return st;
     for (uint32_t i = 0; i < r->leases_len; i++) held += r->leases[i].copy != NULL;
-    if (items != r->stats.items) return lt__fail(err, LT_E_INVALID, "residency: %" PRIu64 " items, %" PRIu64 " on record", items, r->stats.items);
+    if (items != r->stats.items)
+        return lt__fail(err, LT_E_INVALID, "residency: %" PRIu64 " items, %" PRIu64 " on record", items,
+                        r->stats.items);
     /* A copy given up while others hold it belongs to no item and, outside of the ring, is not walked. */
-    if (w.copies > r->copies_live) return lt__fail(err, LT_E_INVALID, "residency: more copies than live ones");
+    if (w.copies > r->copies_live)
+        return lt__fail(err, LT_E_INVALID, "residency: more copies than live ones");
     if (w.copies == r->copies_live) {
         if (w.resident != r->stats.resident)
-            return lt__fail(err, LT_E_INVALID, "residency: %" PRIu64 " bytes resident, %" PRIu64 " on record", w.resident, r->stats.resident);
+            return lt__fail(err, LT_E_INVALID, "residency: %" PRIu64 " bytes resident, %" PRIu64 " on record",
+                            w.resident, r->stats.resident);
         if (w.pinned != r->stats.pinned)
-            return lt__fail(err, LT_E_INVALID, "residency: %" PRIu64 " bytes pinned, %" PRIu64 " on record", w.pinned, r->stats.pinned);
+            return lt__fail(err, LT_E_INVALID, "residency: %" PRIu64 " bytes pinned, %" PRIu64 " on record",
+                            w.pinned, r->stats.pinned);
         if (w.moving != r->moving)
-            return lt__fail(err, LT_E_INVALID, "residency: %" PRIu64 " transfers, %" PRIu64 " on record", w.moving, r->moving);
+            return lt__fail(err, LT_E_INVALID, "residency: %" PRIu64 " transfers, %" PRIu64 " on record",
+                            w.moving, r->moving);
         if (w.leases < r->leases_held)
-            return lt__fail(err, LT_E_INVALID, "residency: copies count %" PRIu64 " leases, %" PRIu32 " are held", w.leases, r->leases_held);
+            return lt__fail(err, LT_E_INVALID,
+                            "residency: copies count %" PRIu64 " leases, %" PRIu32 " are held", w.leases,
+                            r->leases_held);
     }
-    if (held != r->leases_held) return lt__fail(err, LT_E_INVALID, "residency: %" PRIu64 " leases, %" PRIu32 " on record", held, r->leases_held);
+    if (held != r->leases_held)
+        return lt__fail(err, LT_E_INVALID, "residency: %" PRIu64 " leases, %" PRIu32 " on record", held,
+                        r->leases_held);
     const res_plan *p = &r->plan;
     if (p->n && (p->ring_pos < p->cursor || p->ring_pos - p->cursor > p->n))
-        return lt__fail(err, LT_E_INVALID, "residency: prefetched up to %" PRIu64 " with the plan at %" PRIu64, p->ring_pos, p->cursor);
-    if (r->stats.hits > r->stats.leases) return lt__fail(err, LT_E_INVALID, "residency: more hits than leases");
+        return lt__fail(err, LT_E_INVALID,
+                        "residency: prefetched up to %" PRIu64 " with the plan at %" PRIu64, p->ring_pos,
+                        p->cursor);
+    if (r->stats.hits > r->stats.leases)
+        return lt__fail(err, LT_E_INVALID, "residency: more hits than leases");
     return LT_OK;
 }
 

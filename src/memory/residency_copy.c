@@ -9,12 +9,15 @@ lt_event *lt__res_event_take(lt_residency *r, lt_err *err) {
 
 void lt__res_event_give(lt_residency *r, lt_event *ev) {
     if (!ev) return;
-    if (lt__grow(r->ctx, (void **)&r->spare, &r->spare_cap, r->spare_len + 1, sizeof *r->spare, NULL) == LT_OK)
+    if (lt__grow(r->ctx, (void **)&r->spare, &r->spare_cap, r->spare_len + 1, sizeof *r->spare, NULL) ==
+        LT_OK)
         r->spare[r->spare_len++] = ev;
     else lt_event_destroy(ev);
 }
 
-uint64_t lt__res_shift(const res_item *it) { return it->source.store ? it->source.offset % LT__READ_BLOCK : 0; }
+uint64_t lt__res_shift(const res_item *it) {
+    return it->source.store ? it->source.offset % LT__READ_BLOCK : 0;
+}
 
 uint64_t lt_residency_slot_bytes(uint64_t offset, uint64_t bytes) {
     uint64_t n;
@@ -22,7 +25,9 @@ uint64_t lt_residency_slot_bytes(uint64_t offset, uint64_t bytes) {
     return lt__round_down(n, LT__READ_BLOCK);
 }
 
-uint64_t lt__res_slot_bytes(const res_item *it) { return lt_residency_slot_bytes(lt__res_shift(it), it->bytes); }
+uint64_t lt__res_slot_bytes(const res_item *it) {
+    return lt_residency_slot_bytes(lt__res_shift(it), it->bytes);
+}
 
 res_copy *lt__res_copy_new(lt_residency *r, uint32_t item, lt_err *err) {
     res_copy *c = r->copies_free;
@@ -35,7 +40,11 @@ res_copy *lt__res_copy_new(lt_residency *r, uint32_t item, lt_err *err) {
     res_use *uses = c->uses;
     lt_event **deps = c->deps;
     size_t uses_cap = c->uses_cap, deps_cap = c->deps_cap;
-    *c = (res_copy){.item = item, .bytes = r->items[item].bytes, .uses = uses, .uses_cap = uses_cap, .deps = deps,
+    *c = (res_copy){.item = item,
+                    .bytes = r->items[item].bytes,
+                    .uses = uses,
+                    .uses_cap = uses_cap,
+                    .deps = deps,
                     .deps_cap = deps_cap};
     r->copies_live++;
     r->items[item].loaded = r->clock;

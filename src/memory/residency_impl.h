@@ -86,7 +86,12 @@ typedef struct res_plan {
 } res_plan;
 
 typedef struct res_window { lt_store *store; lt__window *w; } res_window;
-typedef struct res_pin { lt_store *store; uint32_t file; void *ptr; size_t bytes; } res_pin; /* ptr NULL: refused */
+typedef struct res_pin {
+    lt_store *store;
+    uint32_t file;
+    void *ptr;
+    size_t bytes;
+} res_pin; /* ptr NULL: refused */
 typedef struct res_waiter { pthread_t thread; struct res_waiter *next; } res_waiter;
 
 typedef struct res_piece {
@@ -162,7 +167,8 @@ struct lt_residency {
 
 static inline void res_lock(lt_residency *r) { pthread_mutex_lock(&r->lock); }
 static inline void res_unlock(lt_residency *r) { pthread_mutex_unlock(&r->lock); }
-static inline void res_trace(lt_residency *r, lt__trace_action a, uint64_t object, uint64_t bytes, uint64_t aux) {
+static inline void res_trace(lt_residency *r, lt__trace_action a, uint64_t object, uint64_t bytes,
+                             uint64_t aux) {
     lt__trace_record(r->trace, 0, a, object, bytes, aux);
 }
 
@@ -191,7 +197,8 @@ uint64_t lt__res_next_use(const lt_residency *r, const res_item *it);
 res_copy *lt__res_victim(lt_residency *r, bool demand);
 bool lt__res_victim_before(lt_residency *r, const res_copy *victim, const res_item *than);
 bool lt__res_copy_idle(const res_copy *c); /* all uses have passed */
-bool lt__res_evict(lt_residency *r, res_copy *c); /* false: could not be written back, or must not wait here */
+bool lt__res_evict(lt_residency *r,
+                   res_copy *c); /* false: could not be written back, or must not wait here */
 void lt__res_trim(lt_residency *r);
 uint64_t lt__res_pressure(void *user, lt_pool *pool, uint64_t need);
 

@@ -51,7 +51,8 @@ static void finish_job(lt_residency *r, res_copy *c) {
         r->stats.failed_loads++;
         if (c->item != LT__NO_ITEM && r->items[c->item].copy == c) r->items[c->item].copy = NULL;
         if (c->leases == 0) {
-            lt__log(r->ctx, LT_LOG_WARN, "residency", "prefetch failed, its lease will load again: %s", c->err.text);
+            lt__log(r->ctx, LT_LOG_WARN, "residency", "prefetch failed, its lease will load again: %s",
+                    c->err.text);
             lt__res_discard(r, c);
         }
     }
@@ -82,7 +83,8 @@ static void replace_queue(lt_residency *r, const lt_err *why) {
     res_unlock(r);
 }
 
-static void fail_job(lt_residency *r, res_copy *c, const char *name, lt_status st, const lt_err *why, bool lost) {
+static void fail_job(lt_residency *r, res_copy *c, const char *name, lt_status st, const lt_err *why,
+                     bool lost) {
     if (lost && r->in) replace_queue(r, why);
     if (c->status != LT_OK) return;
     c->lost = lost;
@@ -92,7 +94,8 @@ static void fail_job(lt_residency *r, res_copy *c, const char *name, lt_status s
 static lt__window *window_of(lt_residency *r, lt_store *store, lt_err *err) {
     for (size_t i = 0; i < r->windows_len; i++)
         if (r->windows[i].store == store) return r->windows[i].w;
-    if (lt__grow(r->ctx, (void **)&r->windows, &r->windows_cap, r->windows_len + 1, sizeof *r->windows, err) != LT_OK)
+    if (lt__grow(r->ctx, (void **)&r->windows, &r->windows_cap, r->windows_len + 1, sizeof *r->windows,
+                 err) != LT_OK)
         return NULL;
     lt__window *w;
     if (lt__window_create(store, &w, err) != LT_OK) return NULL;
@@ -105,7 +108,8 @@ static void pin_mapping(lt_residency *r, const lt_source *s) {
     if (r->desc.pin_bytes == 0) return;
     for (size_t i = 0; i < r->pins_len; i++)
         if (r->pins[i].store == s->store && r->pins[i].file == s->file) return;
-    if (lt__grow(r->ctx, (void **)&r->pins, &r->pins_cap, r->pins_len + 1, sizeof *r->pins, NULL) != LT_OK) return;
+    if (lt__grow(r->ctx, (void **)&r->pins, &r->pins_cap, r->pins_len + 1, sizeof *r->pins, NULL) != LT_OK)
+        return;
     res_pin *p = &r->pins[r->pins_len++];
     *p = (res_pin){s->store, s->file, NULL, 0};
     uint64_t bytes;
@@ -114,7 +118,8 @@ static void pin_mapping(lt_residency *r, const lt_source *s) {
     char a[32];
     if (bytes > r->pin_left || bytes == 0) return; /* asked for less: nothing to tell */
     if (lt_device_pin(r->dev, map, (size_t)bytes, &why) != LT_OK) {
-        lt__log(r->ctx, LT_LOG_WARN, "residency", "%s: its mapping of %s stays pageable, copies are slower: %s",
+        lt__log(r->ctx, LT_LOG_WARN, "residency",
+                "%s: its mapping of %s stays pageable, copies are slower: %s",
                 lt_store_file_path(s->store, s->file), lt__format_bytes(bytes, a, sizeof a), why.text);
         return;
     }
@@ -268,7 +273,8 @@ static void finish_piece(lt_residency *r) {
     } else if (c->status == LT_OK) {
         if (lt__fault(r->ctx, LT_FAULT_READ)) st = lt__fail(&err, LT_E_IO, "its source cannot be read");
         else st = it.source.read(it.source.user, p->off, dst, p->bytes, &err);
-        if (st != LT_OK && err.text[0] == 0) (void)lt__fail(&err, st, "its source failed at byte %" PRIu64, p->off);
+        if (st != LT_OK && err.text[0] == 0)
+            (void)lt__fail(&err, st, "its source failed at byte %" PRIu64, p->off);
     }
     uint64_t disk = st == LT_OK && p->fetched ? p->bytes : 0;
     if (st != LT_OK) fail_job(r, c, it.name, st, &err, false);
@@ -300,7 +306,8 @@ lt_status lt__res_write_back(lt_residency *r, res_copy *c, lt_err *err) {
     lt_status st = LT_OK;
     if (!r->host_visible) st = need_queue(r, &r->out, &why);
     for (size_t i = 0; i < c->uses_len && st == LT_OK; i++)
-        st = r->host_visible ? lt_event_sync(c->uses[i].ev, &why) : lt_queue_wait(r->out, c->uses[i].ev, &why);
+        st =
+            r->host_visible ? lt_event_sync(c->uses[i].ev, &why) : lt_queue_wait(r->out, c->uses[i].ev, &why);
     if (!r->host_visible && !r->wb_buf && st == LT_OK) {
         size_t want = (size_t)lt__min_u64(r->desc.staging_bytes ? r->desc.staging_bytes : 4u << 20, 4u << 20);
         r->wb_buf = lt__alloc(r->ctx, want);
@@ -317,7 +324,8 @@ lt_status lt__res_write_back(lt_residency *r, res_copy *c, lt_err *err) {
             lt_status s2 = lt_queue_sync(r->out, st == LT_OK ? &why : NULL);
             if (st == LT_OK) st = s2;
         }
-        if (st == LT_OK && lt__fault(r->ctx, LT_FAULT_WRITE)) st = lt__fail(&why, LT_E_IO, "its home cannot be written");
+        if (st == LT_OK && lt__fault(r->ctx, LT_FAULT_WRITE))
+            st = lt__fail(&why, LT_E_IO, "its home cannot be written");
         if (st == LT_OK) st = it.source.write(it.source.user, at, src, n, &why);
         at += n;
     }

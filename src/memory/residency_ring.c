@@ -16,7 +16,8 @@ static void pop_slot(lt_residency *r) {
     if (c->prefetched && !c->leased_once && c->state == RES_READY) r->stats.prefetch_wasted++;
     for (size_t i = 0; i < c->uses_len; i++) {
         lt_event *ev = c->uses[i].ev;
-        if (lt__grow(r->ctx, (void **)&r->carry, &r->carry_cap, r->carry_len + 1, sizeof *r->carry, NULL) == LT_OK)
+        if (lt__grow(r->ctx, (void **)&r->carry, &r->carry_cap, r->carry_len + 1, sizeof *r->carry, NULL) ==
+            LT_OK)
             r->carry[r->carry_len++] = ev;
         else { /* no memory to remember it: see it through */
             lt__ignore(lt_event_sync(ev, NULL));

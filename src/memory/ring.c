@@ -48,15 +48,18 @@ lt_status lt__ring_check(const lt__ring *r, lt_err *err) {
     for (const lt__ring_slot *s = r->first; s; last = s, s = s->next) {
         if (s->off < at && wraps++ == 0) at = 0;
         if (s->off < at || s->bytes == 0 || s->bytes > r->bytes || s->off > r->bytes - s->bytes)
-            return lt__fail(err, LT_E_INVALID, "ring: slot %" PRIu64 "+%" PRIu64 " is out of order (ring of %" PRIu64 ")",
+            return lt__fail(err, LT_E_INVALID,
+                            "ring: slot %" PRIu64 "+%" PRIu64 " is out of order (ring of %" PRIu64 ")",
                             s->off, s->bytes, r->bytes);
         at = s->off + s->bytes;
         used += s->bytes;
         if (wraps && at > r->first->off)
-            return lt__fail(err, LT_E_INVALID, "ring: slot %" PRIu64 "+%" PRIu64 " runs into the oldest at %" PRIu64,
-                            s->off, s->bytes, r->first->off);
+            return lt__fail(err, LT_E_INVALID,
+                            "ring: slot %" PRIu64 "+%" PRIu64 " runs into the oldest at %" PRIu64, s->off,
+                            s->bytes, r->first->off);
     }
     if (last != r->last || used != r->used || (last && r->head != at))
-        return lt__fail(err, LT_E_INVALID, "ring: %" PRIu64 " bytes counted, %" PRIu64 " on record", used, r->used);
+        return lt__fail(err, LT_E_INVALID, "ring: %" PRIu64 " bytes counted, %" PRIu64 " on record", used,
+                        r->used);
     return LT_OK;
 }

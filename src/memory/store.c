@@ -19,11 +19,13 @@ static lt_store_mode choose_mode(const lt_store *s, uint64_t total) {
     return total <= s->cache_bytes ? LT_STORE_MAPPED : LT_STORE_DIRECT;
 }
 
-lt_status lt_store_create(lt_ctx *ctx, lt_store_mode mode, uint64_t cache_bytes, lt_store **out, lt_err *err) {
+lt_status lt_store_create(lt_ctx *ctx, lt_store_mode mode, uint64_t cache_bytes, lt_store **out,
+                          lt_err *err) {
     if (!ctx || !out) return lt__fail(err, LT_E_INVALID, "store: context and result must not be NULL");
     *out = NULL;
     if (mode < LT_STORE_AUTO || mode > LT_STORE_PLAIN)
-        return lt__fail(err, LT_E_INVALID, "store: mode %d is none of auto, mapped, direct, plain", (int)mode);
+        return lt__fail(err, LT_E_INVALID, "store: mode %d is none of auto, mapped, direct, plain",
+                        (int)mode);
     lt_store *s = lt__zalloc(ctx, sizeof *s);
     if (!s) return lt__fail_oom(err, sizeof *s, "a store");
     s->ctx = ctx;
@@ -59,8 +61,9 @@ void lt__store_refuse_direct(lt_store *s, store_file *f, int why) {
     s->used = LT_STORE_PLAIN;
     pthread_mutex_unlock(&s->lock);
     if (!atomic_exchange(&s->said_direct, true))
-        lt__log(s->ctx, LT_LOG_WARN, "store", "%s: the file system refuses O_DIRECT (%s): reading through the page cache",
-                f->path, strerror(why));
+        lt__log(s->ctx, LT_LOG_WARN, "store",
+                "%s: the file system refuses O_DIRECT (%s): reading through the page cache", f->path,
+                strerror(why));
 }
 
 static lt_status map_file(lt_store *s, store_file *f, lt_err *err) {
@@ -69,7 +72,8 @@ static lt_status map_file(lt_store *s, store_file *f, lt_err *err) {
     void *p = MAP_FAILED;
     if (lt__fault(s->ctx, LT_FAULT_MAP)) errno = ENOMEM;
     else p = mmap(NULL, f->bytes, PROT_READ, MAP_SHARED, f->fd, 0);
-    if (p == MAP_FAILED) return lt__fail_errno(err, errno, "%s: cannot map %" PRIu64 " bytes", f->path, f->bytes);
+    if (p == MAP_FAILED)
+        return lt__fail_errno(err, errno, "%s: cannot map %" PRIu64 " bytes", f->path, f->bytes);
     f->map = p;
     /* Advice only: a refusal costs time at most. */
     if (f->bytes <= s->cache_bytes) (void)madvise(p, f->bytes, MADV_WILLNEED);
@@ -87,7 +91,8 @@ static void open_direct(lt_store *s, store_file *f) {
 }
 
 lt_status lt_store_add_file(lt_store *s, const char *path, uint32_t *out, lt_err *err) {
-    if (!s || !path || !out) return lt__fail(err, LT_E_INVALID, "store: store, path and result must not be NULL");
+    if (!s || !path || !out)
+        return lt__fail(err, LT_E_INVALID, "store: store, path and result must not be NULL");
     store_file *f = lt__zalloc(s->ctx, sizeof *f);
     if (!f) return lt__fail_oom(err, sizeof *f, "a file of a store");
     f->fd = f->fd_direct = -1;
@@ -119,13 +124,15 @@ lt_status lt_store_add_file(lt_store *s, const char *path, uint32_t *out, lt_err
     uint64_t total = s->total_bytes;
     lt_store_mode mode = LT_STORE_PLAIN;
     if (!lt__add_u64(total, f->bytes, &total))
-        st = lt__fail(err, LT_E_INVALID, "%s: %" PRIu64 " bytes more overflow the store's total", path, f->bytes);
+        st = lt__fail(err, LT_E_INVALID, "%s: %" PRIu64 " bytes more overflow the store's total", path,
+                      f->bytes);
     else {
         mode = choose_mode(s, total);
         if (mode == LT_STORE_MAPPED) st = map_file(s, f, err);
     }
     if (st == LT_OK)
-        st = lt__grow(s->ctx, (void **)&s->files, &s->files_cap, (size_t)s->files_len + 1, sizeof *s->files, err);
+        st = lt__grow(s->ctx, (void **)&s->files, &s->files_cap, (size_t)s->files_len + 1, sizeof *s->files,
+                      err);
     if (st == LT_OK) {
         s->files[s->files_len] = f;
         *out = s->files_len++;
@@ -182,7 +189,8 @@ lt_status lt__store_check_size(lt_store *s, store_file *f, lt_err *err) {
     struct stat sb;
     if (fstat(f->fd, &sb) != 0) return lt__fail_errno(err, errno, "%s: cannot ask its size", f->path);
     if ((uint64_t)sb.st_size != f->bytes)
-        return lt__fail(err, LT_E_IO, "%s: the file changed while in use: it had %" PRIu64 " bytes and has %" PRIu64,
+        return lt__fail(err, LT_E_IO,
+                        "%s: the file changed while in use: it had %" PRIu64 " bytes and has %" PRIu64,
                         f->path, f->bytes, (uint64_t)sb.st_size);
     return LT_OK;
 }
@@ -210,17 +218,19 @@ lt_status lt__store_map_checked(lt_store *s, uint32_t file, uint64_t offset, uin
     store_file *f = lt__store_file(s, file);
     if (!f || !f->map) return LT_OK;
     if (!span_inside(f, offset, bytes))
-        return lt__fail(err, LT_E_INVALID, "%s: bytes %" PRIu64 "+%" PRIu64 " are outside of its %" PRIu64, f->path,
-                        offset, bytes, f->bytes);
+        return lt__fail(err, LT_E_INVALID, "%s: bytes %" PRIu64 "+%" PRIu64 " are outside of its %" PRIu64,
+                        f->path, offset, bytes, f->bytes);
     lt_status st = lt__store_check_size(s, f, err);
     if (st != LT_OK) return st;
     if (lt__fault(s->ctx, LT_FAULT_READ))
-        return lt__fail_errno(err, EIO, "%s: cannot read %" PRIu64 " bytes at %" PRIu64, f->path, bytes, offset);
+        return lt__fail_errno(err, EIO, "%s: cannot read %" PRIu64 " bytes at %" PRIu64, f->path, bytes,
+                              offset);
     *out = (const char *)f->map + offset;
     return LT_OK;
 }
 
-lt_status lt__store_read_plain(lt_store *s, store_file *f, uint64_t offset, void *dst, uint64_t bytes, lt_err *err) {
+lt_status lt__store_read_plain(lt_store *s, store_file *f, uint64_t offset, void *dst, uint64_t bytes,
+                               lt_err *err) {
     uint64_t done = 0;
     while (done < bytes) {
         size_t n = (size_t)lt__min_u64(bytes - done, PLAIN_UNIT);
@@ -229,9 +239,11 @@ lt_status lt__store_read_plain(lt_store *s, store_file *f, uint64_t offset, void
         else got = pread(f->fd, (char *)dst + done, n, (off_t)(offset + done));
         if (got < 0 && (errno == EINTR || errno == EAGAIN)) continue;
         if (got < 0)
-            return lt__fail_errno(err, errno, "%s: cannot read %" PRIu64 " bytes at %" PRIu64, f->path, bytes, offset);
+            return lt__fail_errno(err, errno, "%s: cannot read %" PRIu64 " bytes at %" PRIu64, f->path, bytes,
+                                  offset);
         if (got == 0)
-            return lt__fail(err, LT_E_IO, "%s: ends at byte %" PRIu64 ", %" PRIu64 " bytes at %" PRIu64 " were expected",
+            return lt__fail(err, LT_E_IO,
+                            "%s: ends at byte %" PRIu64 ", %" PRIu64 " bytes at %" PRIu64 " were expected",
                             f->path, offset + done, bytes, offset);
         done += (uint64_t)got;
     }
@@ -248,14 +260,16 @@ static lt_status take_window(lt_store *s, lt__window **out, lt_err *err) {
 
 static void give_window(lt_store *s, lt__window *w) {
     pthread_mutex_lock(&s->lock);
-    bool kept = lt__grow(s->ctx, (void **)&s->idle, &s->idle_cap, s->idle_len + 1, sizeof *s->idle, NULL) == LT_OK;
+    bool kept =
+        lt__grow(s->ctx, (void **)&s->idle, &s->idle_cap, s->idle_len + 1, sizeof *s->idle, NULL) == LT_OK;
     if (kept) s->idle[s->idle_len++] = w;
     pthread_mutex_unlock(&s->lock);
     if (!kept) lt__window_destroy(w);
 }
 
 lt_status lt_store_read(lt_store *s, uint32_t file, uint64_t offset, void *dst, uint64_t bytes, lt_err *err) {
-    if (!s || (!dst && bytes)) return lt__fail(err, LT_E_INVALID, "store: store and destination must not be NULL");
+    if (!s || (!dst && bytes))
+        return lt__fail(err, LT_E_INVALID, "store: store and destination must not be NULL");
     if (bytes == 0) return LT_OK;
     lt__window *w;
     lt_status st = take_window(s, &w, err);

@@ -35,7 +35,8 @@ struct lt_store {
 store_file *lt__store_file(lt_store *s, uint32_t file); /* NULL: no such */
 void lt__store_refuse_direct(lt_store *s, store_file *f, int why);
 lt_status lt__store_check_size(lt_store *s, store_file *f, lt_err *err);
-lt_status lt__store_read_plain(lt_store *s, store_file *f, uint64_t offset, void *dst, uint64_t bytes, lt_err *err);
+lt_status lt__store_read_plain(lt_store *s, store_file *f, uint64_t offset, void *dst, uint64_t bytes,
+                               lt_err *err);
 
 /* One transfer of an engine: at most LT__READ_UNIT bytes, whole blocks. */
 typedef struct disk_piece {

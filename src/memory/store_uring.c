@@ -107,7 +107,8 @@ static void *threads_main(void *arg) {
         t->todo = p->next;
         if (!t->todo) t->todo_end = &t->todo;
         pthread_mutex_unlock(&t->lock);
-        ssize_t n = pread(p->file->fd_direct, p->buf + p->got, p->bytes - p->got, (off_t)(p->offset + p->got));
+        ssize_t n =
+            pread(p->file->fd_direct, p->buf + p->got, p->bytes - p->got, (off_t)(p->offset + p->got));
         int result = n < 0 ? -errno : (int)n;
         pthread_mutex_lock(&t->lock);
         p->result = result;

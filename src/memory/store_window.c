@@ -55,7 +55,8 @@ static void fail_read(lt__fetch *r, lt_status st) {
 static void want_range(lt__window *w, store_file *f, const lt__fetch *r) {
     /* The kernel reads ahead by itself only a little: say what comes. */
     (void)w;
-    if (!atomic_load(&f->direct)) (void)posix_fadvise(f->fd, (off_t)r->offset, (off_t)r->bytes, POSIX_FADV_WILLNEED);
+    if (!atomic_load(&f->direct))
+        (void)posix_fadvise(f->fd, (off_t)r->offset, (off_t)r->bytes, POSIX_FADV_WILLNEED);
 }
 
 void lt__window_queue(lt__window *w, lt__fetch *r) {
@@ -70,8 +71,9 @@ void lt__window_queue(lt__window *w, lt__fetch *r) {
     if (!f)
         fail_read(r, lt__fail(&r->err, LT_E_INVALID, "store: there is no file number %" PRIu32, r->file));
     else if (!lt__add_u64(r->offset, r->bytes, &end) || end > f->bytes)
-        fail_read(r, lt__fail(&r->err, LT_E_INVALID, "%s: bytes %" PRIu64 "+%" PRIu64 " are outside of its %" PRIu64,
-                              f->path, r->offset, r->bytes, f->bytes));
+        fail_read(r, lt__fail(&r->err, LT_E_INVALID,
+                              "%s: bytes %" PRIu64 "+%" PRIu64 " are outside of its %" PRIu64, f->path,
+                              r->offset, r->bytes, f->bytes));
     else {
         lt_status st = lt__store_check_size(w->store, f, &r->err);
         if (st != LT_OK) fail_read(r, st);
@@ -93,7 +95,8 @@ static lt_status need_engine(lt__window *w, lt_err *err) {
         w->engine = lt__disk_uring_create(w->ctx, &why);
         if (w->engine) return LT_OK;
         if (!atomic_exchange(&s->said_uring, true))
-            lt__log(w->ctx, LT_LOG_WARN, "store", "io_uring cannot be used here (%s): reading with threads", strerror(why));
+            lt__log(w->ctx, LT_LOG_WARN, "store", "io_uring cannot be used here (%s): reading with threads",
+                    strerror(why));
     }
     w->engine = lt__disk_threads_create(w->ctx, err);
     if (w->engine) return LT_OK;
@@ -140,7 +143,8 @@ static bool cut_piece(lt__window *w, lt__fetch *r, store_file *f, disk_piece *p)
     p->buf = dst - (pos - from);
     if (bounce) {
         p->bounce = take_bounce(w);
-        if (p->bounce == -2) fail_read(r, lt__fail_oom(&r->err, BOUNCE_BYTES, "a bounce buffer for unaligned reads"));
+        if (p->bounce == -2)
+            fail_read(r, lt__fail_oom(&r->err, BOUNCE_BYTES, "a bounce buffer for unaligned reads"));
         if (p->bounce < 0) return p->used = false;
         p->buf = bounce_base(w, p->bounce);
     }
@@ -181,8 +185,8 @@ void lt__window_pump(lt__window *w) {
         if (lt__fault(w->ctx, LT_FAULT_READ)) {
             if (p->bounce >= 0) w->bounce_used[p->bounce] = false;
             p->used = false;
-            fail_read(r, lt__fail_errno(&r->err, EIO, "%s: cannot read %zu bytes at %" PRIu64, f->path, p->want_bytes,
-                                        p->want_from));
+            fail_read(r, lt__fail_errno(&r->err, EIO, "%s: cannot read %zu bytes at %" PRIu64, f->path,
+                                        p->want_bytes, p->want_from));
             continue;
         }
         r->issued += p->want_bytes;
@@ -199,7 +203,8 @@ static void read_rest_plain(lt__window *w, disk_piece *p, uint64_t at) {
     uint64_t from = lt__max_u64(at, p->want_from), end = p->want_from + p->want_bytes;
     if (from >= end) return;
     lt_err err = {0};
-    lt_status st = lt__store_read_plain(w->store, p->file, from, p->buf + (from - p->offset), end - from, &err);
+    lt_status st =
+        lt__store_read_plain(w->store, p->file, from, p->buf + (from - p->offset), end - from, &err);
     if (st == LT_OK || p->read->status != LT_OK) return;
     p->read->err = err;
     fail_read(p->read, st);
@@ -232,7 +237,8 @@ static void complete_piece(lt__window *w, disk_piece *p) {
         if (p->got < need) read_rest_plain(w, p, p->offset + p->got);
     }
     if (p->bounce >= 0 && r->status == LT_OK)
-        memcpy((char *)r->dst + (p->want_from - r->offset), p->buf + (p->want_from - p->offset), p->want_bytes);
+        memcpy((char *)r->dst + (p->want_from - r->offset), p->buf + (p->want_from - p->offset),
+               p->want_bytes);
     drop_piece(w, p);
 }
 

@@ -61,7 +61,8 @@ static void memory_1_h2d_returns_after_pressure(void **state) {
         before = h2d(&g);
         for (int step = 0; step < 3; step++) rig_pass(&g, order, 10);
         uint64_t after = (h2d(&g) - before) / 3;
-        print_message("h2d per step: %llu before, %llu after\n", (unsigned long long)first, (unsigned long long)after);
+        print_message("h2d per step: %llu before, %llu after\n", (unsigned long long)first,
+                      (unsigned long long)after);
         assert_true((double)after <= 1.1 * (double)first);
         rig_close(&g);
     }
@@ -182,7 +183,8 @@ static void memory_14_no_reuse_before_the_consumer(void **state) {
                 lt_err err;
                 gate door = {0};
                 uint8_t *out = malloc(3 * 120000);
-                /* The consumers of three slots wait at the gate; meanwhile the transfers ahead want the room. */
+                /* The consumers of three slots wait at the gate; meanwhile the transfers ahead want the room.
+                 */
                 assert_ok(lt_queue_call(g.q, pass_gate, &door, &err), err);
                 for (size_t i = 0; i < 3; i++) assert_ok(rig_use(&g, i, out + i * 120000, &err), err);
                 usleep(30000);

@@ -134,8 +134,12 @@ static void each_nth_map_and_pin(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(each_nth_host_allocation), cmocka_unit_test(each_nth_commit), cmocka_unit_test(each_nth_copy),
-        cmocka_unit_test(each_nth_read), cmocka_unit_test(each_nth_write), cmocka_unit_test(each_nth_map_and_pin),
+        cmocka_unit_test(each_nth_host_allocation),
+        cmocka_unit_test(each_nth_commit),
+        cmocka_unit_test(each_nth_copy),
+        cmocka_unit_test(each_nth_read),
+        cmocka_unit_test(each_nth_write),
+        cmocka_unit_test(each_nth_map_and_pin),
     };
     return cmocka_run_group_tests(tests, make_file, drop_file);
 }

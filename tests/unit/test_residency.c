@@ -84,7 +84,8 @@ static void mixed_kept_and_streamed(void **state) {
 
 static void kept_items_evict_and_reload(void **state) {
     (void)state;
-    static lt_policy_fn *const policies[] = {lt_policy_lru, lt_policy_lfu, lt_policy_fifo, lt_policy_next_use};
+    static lt_policy_fn *const policies[] = {lt_policy_lru, lt_policy_lfu, lt_policy_fifo,
+                                             lt_policy_next_use};
     for (size_t d = 0; d < 2; d++)
         for (size_t p = 0; p < 4; p++)
             for (int ahead = 0; ahead < 2; ahead++) {
@@ -152,7 +153,9 @@ static void next_use_equals_belady(void **state) {
         for (size_t k = 0; k < N; k++) {
             size_t saw = k % (2 * ITEMS);
             unsigned z = (unsigned)rand_r(&seed) % 100;
-            order[k] = shape == 0 ? k % ITEMS : shape == 1 ? (saw < ITEMS ? saw : 2 * ITEMS - 1 - saw) : z * z / 1000 * ITEMS / 10;
+            order[k] = shape == 0   ? k % ITEMS
+                       : shape == 1 ? (saw < ITEMS ? saw : 2 * ITEMS - 1 - saw)
+                                    : z * z / 1000 * ITEMS / 10;
         }
         rig_plan(&g, order, N, false);
         rig_pass(&g, order, N);
@@ -219,7 +222,8 @@ static void lease_many_holds_all_or_none(void **state) {
     rig_add(&g, 65536 * 4, true);
     rig_add(&g, 65536 * 6 - 4096, true);
     lt_err err;
-    lt_item sets[][2] = {{g.item[0], g.item[1]}, {g.item[3], g.item[4]}, {g.item[4], g.item[3]}, {g.item[2], g.item[2]}};
+    lt_item sets[][2] = {
+        {g.item[0], g.item[1]}, {g.item[3], g.item[4]}, {g.item[4], g.item[3]}, {g.item[2], g.item[2]}};
     for (int k = 0; k < 20; k++) { /* whatever the ring's head, the two that fit together fit */
         lt_lease l[2];
         size_t which = (size_t)k % 4;
@@ -376,7 +380,8 @@ static timed sweep(double ratio, size_t slots, bool sync_each) {
     rig g;
     lt_residency_desc desc = lt_residency_desc_default();
     desc.ring_bytes = slots * EACH;
-    rig_open(&g, "sim:vram=64M,threads=1,clock=virtual,h2d=1000000000,d2h=1000000000", 16 << 20, path, LT_STORE_MAPPED, &desc);
+    rig_open(&g, "sim:vram=64M,threads=1,clock=virtual,h2d=1000000000,d2h=1000000000", 16 << 20, path,
+             LT_STORE_MAPPED, &desc);
     lt_err err;
     lt_block scratch;
     assert_ok(lt_pool_alloc(g.pool, 4096, 0, LT_USE_ACTIVATION, g.q, &scratch, &err), err);
@@ -468,7 +473,9 @@ static void *user_main(void *arg) {
         }
         if (lt_queue_copy_out(q, buf, l.addr, g->bytes[i], &err) != LT_OK) u->bad++;
         lt_residency_release(g->res, l, q);
-        if (lt_queue_sync(q, &err) != LT_OK || pattern_check(buf, RIG_SEED, g->offset[i], g->bytes[i]) != g->bytes[i]) u->bad++;
+        if (lt_queue_sync(q, &err) != LT_OK ||
+            pattern_check(buf, RIG_SEED, g->offset[i], g->bytes[i]) != g->bytes[i])
+            u->bad++;
         if (lt_residency_check(g->res, &err) != LT_OK) u->bad++;
         if (k % 20 == 0) (void)lt_residency_shrink(g->res, 1 << 20);
     }

@@ -143,6 +143,35 @@ static void truncated_file_is_io_error(void **state) {
     }
 }
 
+/* After the size was looked at, before the disk is asked: the read itself comes up short. */
+static void file_shrinking_under_a_read_is_io_error(void **state) {
+    (void)state;
+    for (size_t m = 1; m < 4; m++) {
+        char p[256];
+        pattern_file(p, sizeof p, 1, 3 << 20);
+        test_ctx t;
+        test_ctx_open(&t);
+        lt_err err;
+        lt_store *s;
+        uint32_t f;
+        lt__window *w;
+        char *b = malloc((3 << 20) + 4096);
+        assert_ok(lt_store_create(t.ctx, modes[m], 0, &s, &err), err);
+        assert_ok(lt_store_add_file(s, p, &f, &err), err);
+        assert_ok(lt__window_create(s, &w, &err), err);
+        lt__fetch r = {.file = f, .offset = 0, .bytes = 3 << 20, .dst = aligned(b, 4096, 0)};
+        lt__window_queue(w, &r);
+        assert_int_equal(truncate(p, (1 << 20) + 777), 0);
+        assert_int_equal(lt__window_finish(w, &r, &err), LT_E_IO);
+        assert_non_null(strstr(err.text, p));
+        lt__window_destroy(w);
+        lt_store_destroy(s);
+        test_ctx_close(&t);
+        free(b);
+        unlink(p);
+    }
+}
+
 static void nth_failing_read_is_reported_and_leaks_nothing(void **state) {
     (void)state;
     char *buf = malloc(FILE_BYTES + 8192);
@@ -339,6 +368,7 @@ int main(void) {
         cmocka_unit_test(auto_mode_follows_cache_bytes),
         cmocka_unit_test(bad_spans_and_paths_are_sentences),
         cmocka_unit_test(truncated_file_is_io_error),
+        cmocka_unit_test(file_shrinking_under_a_read_is_io_error),
         cmocka_unit_test(nth_failing_read_is_reported_and_leaks_nothing),
         cmocka_unit_test(nth_failing_allocation_leaks_nothing),
         cmocka_unit_test(window_reads_ahead_across_borders),
