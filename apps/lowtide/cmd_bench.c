@@ -82,9 +82,11 @@ static void add_result(bench *b, const char *test, uint32_t n, uint32_t depth, c
     json_array_append_new(b->results, json_pack("{s:s, s:i, s:i, s:f, s:f, s:f, s:f}", "test", test, "tokens", (int)n, "depth",
                                                 (int)depth, "tps", mean, "stddev", sqrt(var), "floor_tps", floor, "of_floor",
                                                 floor > 0 ? mean / floor : 0));
-    if (!b->a.o->v[OPT_json].set)
-        printf("%-8s %6u tokens at depth %6u  %10.2f +- %7.2f tok/s  floor %10.2f  %5.1f%%\n", test, n, depth, mean, sqrt(var), floor,
-               floor > 0 ? 100 * mean / floor : 0);
+    if (b->a.o->v[OPT_json].set)
+        return;
+    printf("%-8s %6u tokens at depth %6u  %10.2f +- %7.2f tok/s  floor %10.2f  %5.1f%%\n", test, n, depth, mean, sqrt(var), floor,
+           floor > 0 ? 100 * mean / floor : 0);
+    fflush(stdout); /* each takes long enough to be wanted at once */
 }
 
 static lt_status measure(bench *b, bool prefill, uint32_t n, uint32_t depth)

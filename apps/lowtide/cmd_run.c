@@ -283,7 +283,7 @@ static lt_status chat(run *r)
     lt_status s = LT_OK;
     if (v[OPT_system].set && !push_message(&h, "system", v[OPT_system].s))
         s = fail(r, LT_E_HOST_OOM, "no memory for the conversation");
-    line_reader *in = s == LT_OK ? line_open("> ") : NULL;
+    line_reader *in = s == LT_OK ? line_open("> ", app_interrupted) : NULL;
     if (s == LT_OK && !in)
         s = fail(r, LT_E_HOST_OOM, "no memory for the line editor");
     if (tty && s == LT_OK)

@@ -10,22 +10,49 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+#include <wchar.h>
 
 #include <histedit.h>
 
 struct line_reader {
     const char *prompt;
+    bool      (*stop)(void);
     EditLine   *el; /* NULL: no terminal */
     History    *past;
     char       *line;
     size_t      cap;
 };
 
-static char *show_prompt(EditLine *el)
+static line_reader *reader_of(EditLine *el)
 {
     void *data = NULL;
     el_get(el, EL_CLIENTDATA, &data);
-    return (char *)(uintptr_t)((line_reader *)data)->prompt;
+    return data;
+}
+
+static char *show_prompt(EditLine *el) { return (char *)(uintptr_t)reader_of(el)->prompt; }
+
+/* libedit's own reader goes on after a signal. */
+static int read_character(EditLine *el, wchar_t *out)
+{
+    mbstate_t state = {0};
+    char byte;
+    for (;;) {
+        ssize_t n = read(0, &byte, 1);
+        if (n < 0 && errno == EINTR && !reader_of(el)->stop()) {
+            el_resize(el);
+            continue;
+        }
+        if (n <= 0)
+            return (int)n;
+        size_t got = mbrtowc(out, &byte, 1, &state);
+        if (got == (size_t)-1) { /* not UTF-8: as if it had not been typed */
+            memset(&state, 0, sizeof state);
+            continue;
+        }
+        if (got != (size_t)-2)
+            return 1;
+    }
 }
 
 /* Models speak UTF-8, so the editor must count its characters, in the C locale too. */
@@ -36,12 +63,13 @@ static void use_utf8(void)
         setlocale(LC_CTYPE, "C.UTF-8");
 }
 
-line_reader *line_open(const char *prompt)
+line_reader *line_open(const char *prompt, bool (*stop)(void))
 {
     line_reader *r = calloc(1, sizeof *r);
     if (!r)
         return NULL;
     r->prompt = prompt;
+    r->stop = stop;
     if (!isatty(0) || !isatty(2))
         return r;
     use_utf8();
@@ -58,7 +86,8 @@ line_reader *line_open(const char *prompt)
     el_set(r->el, EL_PROMPT, show_prompt);
     el_set(r->el, EL_EDITOR, "emacs");
     el_set(r->el, EL_HIST, history, r->past);
-    el_set(r->el, EL_SIGNAL, 0); /* the command's own handler ends the line */
+    el_set(r->el, EL_SIGNAL, 0);
+    el_set(r->el, EL_GETCFN, read_character);
     el_set(r->el, EL_BIND, "^R", "em-inc-search-prev", NULL);
     return r;
 }
