@@ -59,6 +59,9 @@ typedef struct lt_device_info {
  * docs/architecture.md says what each means. */
 LT_API LT_NODISCARD lt_status
 lt_device_open(lt_ctx *ctx, const char *spec, lt_device **out, lt_err *err);
+/* One line on what a kind of device found on this machine ("cuda": driver, card, kernels), or why it
+ * found nothing; opens it for the moment. False when there is nothing to look for. */
+LT_API bool lt_device_probe(lt_ctx *ctx, const char *kind, char *out, size_t bytes);
 LT_API void lt_device_close(lt_device *dev); /* NULL is fine */
 LT_API void lt_device_get_info(const lt_device *dev, lt_device_info *out);
 
@@ -111,7 +114,7 @@ LT_API uint64_t lt_event_time_ns(const lt_event *ev);
 typedef struct lt_device_stats {
     uint64_t committed_bytes, peak_committed_bytes;
     uint64_t copies, h2d_bytes, d2h_bytes, d2d_bytes, launches;
-    uint64_t copy_busy_ns, compute_busy_ns; /* time the engines really worked */
+    uint64_t copy_busy_ns, compute_busy_ns; /* time the engines really worked; 0 on cuda, which does not say */
     uint64_t compute_stall_ns;              /* compute queues waiting for events */
     uint64_t now_ns;                        /* latest device time of any queue */
 } lt_device_stats;

@@ -44,6 +44,9 @@ typedef struct lt_device_vt {
     bool (*supports)(const lt_device *dev, const lt_op_args *args, const char **why);
     /* Scratch bytes of device memory the launch wants in args->scratch; 0 is usual. */
     uint64_t (*scratch_bytes)(const lt_device *dev, const lt_op_args *args);
+    /* Loads what such a launch needs, so that fixed_bytes counts it before an arena is sized; a launch
+     * does it too where this was not called. NULL: nothing to load. */
+    lt_status (*prepare)(lt_device *dev, const lt_op_args *args, lt_err *err);
 } lt_device_vt;
 
 /* Backends embed these as their first member. */
@@ -56,14 +59,17 @@ typedef struct lt_backend {
     const char *help; /* one line for `doctor` and --help */
     /* opts is the text behind ':', "" when there is none. */
     lt_status (*open)(lt_ctx *ctx, const char *opts, lt_device **out, lt_err *err);
+    /* One line on what was found on this machine, or why nothing is; NULL: nothing to look for. */
+    void (*probe)(lt_ctx *ctx, char *out, size_t bytes);
 } lt_backend;
 
-extern const lt_backend lt__backend_cpu, lt__backend_sim;
+extern const lt_backend lt__backend_cpu, lt__backend_sim, lt__backend_cuda;
 /* NULL-terminated; registry.c. */
 const lt_backend *const *lt__backend_list(void);
 
 LT_NODISCARD lt_status lt__queue_launch(lt_queue *q, const lt_op_args *args, lt_err *err);
 bool lt__device_supports(const lt_device *dev, const lt_op_args *args, const char **why);
 uint64_t lt__device_scratch_bytes(const lt_device *dev, const lt_op_args *args);
+LT_NODISCARD lt_status lt__device_prepare(lt_device *dev, const lt_op_args *args, lt_err *err);
 
 #endif

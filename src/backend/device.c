@@ -202,6 +202,11 @@ uint64_t lt__device_scratch_bytes(const lt_device *dev, const lt_op_args *args)
     return dev->vt->scratch_bytes(dev, args);
 }
 
+lt_status lt__device_prepare(lt_device *dev, const lt_op_args *args, lt_err *err)
+{
+    return dev->vt->prepare ? dev->vt->prepare(dev, args, err) : LT_OK;
+}
+
 /* --- events ------------------------------------------------------------------------- */
 
 lt_status lt_event_create(lt_device *dev, lt_event **out, lt_err *err)

@@ -6,7 +6,7 @@
 
 const lt_backend *const *lt__backend_list(void)
 {
-    static const lt_backend *const list[] = {&lt__backend_cpu, &lt__backend_sim, NULL};
+    static const lt_backend *const list[] = {&lt__backend_cpu, &lt__backend_sim, &lt__backend_cuda, NULL};
     return list;
 }
 
@@ -24,4 +24,14 @@ lt_status lt_device_open(lt_ctx *ctx, const char *spec, lt_device **out, lt_err 
         strncat(names, (*b)->name, sizeof names - strlen(names) - 1);
     }
     return lt__fail(err, LT_E_INVALID, "no device kind '%.*s'; there are %s", (int)len, spec, names);
+}
+
+bool lt_device_probe(lt_ctx *ctx, const char *kind, char *out, size_t bytes)
+{
+    for (const lt_backend *const *b = lt__backend_list(); ctx && kind && out && bytes && *b; b++)
+        if (!strcmp((*b)->name, kind) && (*b)->probe) {
+            (*b)->probe(ctx, out, bytes);
+            return true;
+        }
+    return false;
 }
