@@ -43,19 +43,14 @@ static size_t token_bytes(const lt_tokenizer *tk, int32_t id, bool special, bool
     uint8_t kind = tk->kind[id];
     bool start = *at_start;
     *at_start = tk->space_prefix && (kind == LT_TOKEN_CONTROL || kind == LT_TOKEN_USER);
-    if (kind == LT_TOKEN_CONTROL) {
-        memcpy(out, s, special ? n : 0);
-        return special ? n : 0;
-    }
-    if (kind == LT_TOKEN_UNKNOWN && special) {
-        memcpy(out, s, n);
-        return n;
-    }
-    if (kind == LT_TOKEN_UNKNOWN) {
+    if (kind == LT_TOKEN_CONTROL && !special)
+        return 0;
+    if (kind == LT_TOKEN_UNKNOWN && !special) {
         memcpy(out, " \xe2\x81\x87 ", 5);
         return 5;
     }
-    if (!tk->spm && kind == LT_TOKEN_USER) {
+    bool as_spelled = kind == LT_TOKEN_CONTROL || kind == LT_TOKEN_UNKNOWN || kind == LT_TOKEN_USER;
+    if (!tk->spm && as_spelled) {
         memcpy(out, s, n);
         return n;
     }
@@ -70,7 +65,7 @@ static size_t token_bytes(const lt_tokenizer *tk, int32_t id, bool special, bool
     size_t o = 0;
     for (uint32_t i = 0; i < n;) {
         if (n - i >= 3 && memcmp(s + i, LT__METASPACE, 3) == 0) {
-            if (i > 0 || !start || kind == LT_TOKEN_USER)
+            if (i > 0 || !start || as_spelled)
                 out[o++] = ' ';
             i += 3;
         } else {

@@ -280,6 +280,14 @@ static void spm_prefix_and_spaces(void **state)
     }
     lt_tokenizer_destroy(tk);
     toy *v = spaced();
+    toy_add(v, "<a" LT__METASPACE "b>", 3, 0); /* found by the fuzzer: spelled with U+2581, written with a space */
+    tk = build(v);
+    lt_tokens ids = encode_n(tk, "<a b>", 5, LT_ENCODE_SPECIAL);
+    assert_int_equal(ids.n, 1);
+    assert_decodes(tk, &ids, "<a b>", 5);
+    lt_tokens_clear(&ids);
+    lt_tokenizer_destroy(tk);
+    v = spaced();
     v->d.add_space_prefix = 0;
     v->d.add_bos = 0;
     v->d.add_eos = 1;
