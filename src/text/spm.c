@@ -23,14 +23,15 @@ static bool sooner(const cand *a, const cand *b)
     return a->score != b->score ? a->score > b->score : a->left < b->left;
 }
 
-/* Control, unknown and byte pieces are never made from letters. */
+/* Control, unknown and byte pieces are never made from letters. User-defined ones were cut out of
+ * the text before: here only the space put in front could make one, which then would not go away again. */
 static int32_t find_piece(const lt_tokenizer *tk, const char *s, size_t n)
 {
     int32_t id = lt__vocab_find(tk, s, n);
     if (id < 0)
         return -1;
     uint8_t k = tk->kind[id];
-    return k == LT_TOKEN_NORMAL || k == LT_TOKEN_USER || k == LT_TOKEN_UNUSED ? id : -1;
+    return k == LT_TOKEN_NORMAL || k == LT_TOKEN_UNUSED ? id : -1;
 }
 
 static lt_status remember_cut(spm_run *r, int32_t id, uint32_t left_len, lt_err *err)
