@@ -23,48 +23,63 @@ LT_ALWAYS void v_store_rows(float *p, vflt v, uint64_t n) { lt__store_lanes(p, v
 
 #include "backend/cpu/gemm.h"
 
-/* Products of unsigned weights add up in int16 as long as they fit, see lt__wchain. */
-LT_ALWAYS void tile_sums(lt_dtype t, const int np, const int nt, const tile_args *a, const uint8_t *const *rec,
-                         uint64_t b, vint *sum) {
+/* Part g of a block: as many products of unsigned weights as add up in int16, see lt__wchain. */
+LT_ALWAYS void tile_part(lt_dtype t, const int np, const int nt, const tile_args *a, const uint8_t *const *rec,
+                         uint64_t b, const int g, vint *sum) {
     const lt__wkind kind = kind_of(t);
     const int chain = lt__wchain(t);
+    vint x[GEMM_PANELS * GEMM_TOKENS], scale[GEMM_PANELS];
     LT_UNROLL
-    for (int g = 0; g < 8 / chain; g++) {
-        vint x[GEMM_PANELS * GEMM_TOKENS], scale[GEMM_PANELS];
-        LT_UNROLL
-        for (int k = 0; k < chain; k++) {
-            vint w[GEMM_PANELS], aw[GEMM_PANELS];
-            LT_UNROLL
-            for (int p = 0; p < np; p++) {
-                w[p] = v_load(rec[p] + REG * (g * chain + k));
-                aw[p] = kind == WK_S8 ? _mm256_abs_epi8(w[p]) : w[p];
-            }
-            LT_UNROLL
-            for (int j = 0; j < nt; j++) {
-                const vint q = v_set1_u32_at(a->tok[j].q + 32 * b + 4 * (g * chain + k));
-                LT_UNROLL
-                for (int p = 0; p < np; p++) {
-                    vint y = _mm256_maddubs_epi16(aw[p], kind == WK_S8 ? _mm256_sign_epi8(q, w[p]) : q);
-                    x[p * nt + j] = k ? _mm256_add_epi16(x[p * nt + j], y) : y;
-                    LT_KEEP(x[p * nt + j]);
-                }
-            }
-        }
+    for (int k = g * chain; k < (g + 1) * chain; k++) {
+        vint w[GEMM_PANELS], aw[GEMM_PANELS];
         LT_UNROLL
         for (int p = 0; p < np; p++) {
-            scale[p] = _mm256_set1_epi16(1);
-            if (kind == WK_SC || kind == WK_SCM) { /* the half's scale in both words of a lane */
-                const vint pair = v_load(rec[p] + REC_SC);
-                scale[p] = g * chain < 4 ? _mm256_blend_epi16(pair, _mm256_slli_epi32(pair, 16), 0xaa)
-                                         : _mm256_blend_epi16(pair, _mm256_srli_epi32(pair, 16), 0x55);
-            }
+            w[p] = v_load(rec[p] + REG * k);
+            aw[p] = kind == WK_S8 ? _mm256_abs_epi8(w[p]) : w[p];
         }
         LT_UNROLL
-        for (int i = 0; i < np * nt; i++) {
-            const vint y = _mm256_madd_epi16(x[i], scale[i / nt]);
-            sum[i] = g ? _mm256_add_epi32(sum[i], y) : y;
-            LT_KEEP(sum[i]);
+        for (int j = 0; j < nt; j++) {
+            const vint q = v_set1_u32_at(a->tok[j].q + 32 * b + 4 * k);
+            LT_UNROLL
+            for (int p = 0; p < np; p++) {
+                const vint y = _mm256_maddubs_epi16(aw[p], kind == WK_S8 ? _mm256_sign_epi8(q, w[p]) : q);
+                x[p * nt + j] = k > g * chain ? _mm256_add_epi16(x[p * nt + j], y) : y;
+                LT_KEEP(x[p * nt + j]);
+            }
         }
+    }
+    LT_UNROLL
+    for (int p = 0; p < np; p++) {
+        scale[p] = _mm256_set1_epi16(1);
+        if (kind == WK_SC || kind == WK_SCM) { /* the half's scale in both words of a lane */
+            const vint pair = v_load(rec[p] + REC_SC);
+            scale[p] = g * chain < 4 ? _mm256_blend_epi16(pair, _mm256_slli_epi32(pair, 16), 0xaa)
+                                     : _mm256_blend_epi16(pair, _mm256_srli_epi32(pair, 16), 0x55);
+        }
+    }
+    LT_UNROLL
+    for (int i = 0; i < np * nt; i++) {
+        const vint y = _mm256_madd_epi16(x[i], scale[i / nt]);
+        sum[i] = g ? _mm256_add_epi32(sum[i], y) : y;
+        LT_KEEP(sum[i]);
+    }
+}
+
+LT_ALWAYS void tile_sums(lt_dtype t, const int np, const int nt, const tile_args *a, const uint8_t *const *rec,
+                         uint64_t b, vint *sum) {
+    const int parts = 8 / lt__wchain(t);
+    tile_part(t, np, nt, a, rec, b, 0, sum);
+    if (parts > 1)
+        tile_part(t, np, nt, a, rec, b, 1, sum);
+    if (parts > 2) {
+        tile_part(t, np, nt, a, rec, b, 2, sum);
+        tile_part(t, np, nt, a, rec, b, 3, sum);
+    }
+    if (parts > 4) {
+        tile_part(t, np, nt, a, rec, b, 4, sum);
+        tile_part(t, np, nt, a, rec, b, 5, sum);
+        tile_part(t, np, nt, a, rec, b, 6, sum);
+        tile_part(t, np, nt, a, rec, b, 7, sum);
     }
 }
 

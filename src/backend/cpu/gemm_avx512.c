@@ -28,40 +28,42 @@ LT_ALWAYS void v_store_rows(float *p, vflt v, uint64_t n) {
 
 #include "backend/cpu/gemm.h"
 
-LT_ALWAYS void tile_sums(lt_dtype t, const int np, const int nt, const tile_args *a, const uint8_t *const *rec,
-                         uint64_t b, vint *sum) {
-    const lt__wkind kind = kind_of(t);
-    const int halves = kind == WK_SC || kind == WK_SCM ? 2 : 1;
+/* Columns 4 first .. 4 end of a block. */
+LT_ALWAYS void tile_part(const int np, const int nt, const tile_args *a, const uint8_t *const *rec, uint64_t b,
+                         const int first, const int end, vint *x) {
     LT_UNROLL
-    for (int g = 0; g < halves; g++) {
-        vint x[GEMM_PANELS * GEMM_TOKENS];
+    for (int i = 0; i < np * nt; i++)
+        x[i] = _mm512_setzero_si512();
+    LT_UNROLL
+    for (int k = first; k < end; k++) {
+        vint w[GEMM_PANELS];
         LT_UNROLL
-        for (int i = 0; i < np * nt; i++)
-            x[i] = _mm512_setzero_si512();
+        for (int p = 0; p < np; p++)
+            w[p] = v_load(rec[p] + REG * k);
         LT_UNROLL
-        for (int k = 0; k < 8 / halves; k++) {
-            const int at = g * 4 + k;
-            vint w[GEMM_PANELS];
+        for (int j = 0; j < nt; j++) {
+            const vint q = v_set1_u32_at(a->tok[j].q + 32 * b + 4 * k);
             LT_UNROLL
             for (int p = 0; p < np; p++)
-                w[p] = v_load(rec[p] + REG * at);
-            LT_UNROLL
-            for (int j = 0; j < nt; j++) {
-                const vint q = v_set1_u32_at(a->tok[j].q + 32 * b + 4 * at);
-                LT_UNROLL
-                for (int p = 0; p < np; p++)
-                    x[p * nt + j] = _mm512_dpbusd_epi32(x[p * nt + j], w[p], q);
-            }
+                x[p * nt + j] = _mm512_dpbusd_epi32(x[p * nt + j], w[p], q);
         }
-        LT_UNROLL
-        for (int i = 0; i < np * nt; i++) {
-            if (halves == 2) { /* pairs of int16: the first half's scale below, the second's above */
-                const vint pair = v_load(rec[i / nt] + REC_SC);
-                const vint sc = g ? _mm512_srai_epi32(pair, 16) : _mm512_srai_epi32(_mm512_slli_epi32(pair, 16), 16);
-                x[i] = _mm512_mullo_epi32(x[i], sc);
-            }
-            sum[i] = g ? _mm512_add_epi32(sum[i], x[i]) : x[i];
-        }
+    }
+}
+
+LT_ALWAYS void tile_sums(lt_dtype t, const int np, const int nt, const tile_args *a, const uint8_t *const *rec,
+                         uint64_t b, vint *sum) {
+    if (kind_of(t) != WK_SC && kind_of(t) != WK_SCM) {
+        tile_part(np, nt, a, rec, b, 0, 8, sum);
+        return;
+    }
+    vint x[GEMM_PANELS * GEMM_TOKENS], y[GEMM_PANELS * GEMM_TOKENS];
+    tile_part(np, nt, a, rec, b, 0, 4, x);
+    tile_part(np, nt, a, rec, b, 4, 8, y);
+    LT_UNROLL
+    for (int i = 0; i < np * nt; i++) { /* pairs of int16: the first half's scale below, the second's above */
+        const vint pair = v_load(rec[i / nt] + REC_SC);
+        const vint low = _mm512_srai_epi32(_mm512_slli_epi32(pair, 16), 16), high = _mm512_srai_epi32(pair, 16);
+        sum[i] = _mm512_add_epi32(_mm512_mullo_epi32(x[i], low), _mm512_mullo_epi32(y[i], high));
     }
 }
 
