@@ -115,8 +115,9 @@ static lt_status prepare(score *sc)
     }
     /* A window that followed the budget would make the perplexity follow it too. */
     uint32_t context = lt_model_get_info(a->model)->context;
-    if (s == LT_OK && !a->o->v[OPT_ctx].set) {
-        sc->window = sc->t.n < WINDOW ? (uint32_t)sc->t.n : WINDOW;
+    uint64_t most = a->o->v[OPT_ctx].set ? a->o->v[OPT_ctx].u : WINDOW;
+    if (s == LT_OK) {
+        sc->window = sc->t.n < most ? (uint32_t)sc->t.n : (uint32_t)most;
         sc->window = sc->window < context ? sc->window : context;
     }
     if (s == LT_OK)

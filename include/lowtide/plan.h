@@ -53,7 +53,7 @@ typedef struct lt_plan_desc {
     uint32_t batch;         /* most tokens a pass; 0: 512 or what fits */
     uint32_t rows;          /* logit rows a pass wished for, fewer when the budget is tight; 0: 1 */
     lt_dtype kv_dtype;      /* F16 (default), Q8_0, F32 */
-    uint32_t expect_prompt; /* tokens to predict prefill for; 0: 512 */
+    uint32_t expect_prompt; /* prefill is predicted for it, and with batch 0 no pass is larger; 0: 512 */
 } lt_plan_desc;
 
 typedef enum lt_place { LT_PLACE_RESIDENT, LT_PLACE_STREAMED, LT_PLACE_HOST, LT_PLACE_COUNT } lt_place;

@@ -105,6 +105,11 @@ static uint32_t least_ctx(const lt__plan_input *in, const lt_plan_desc *d)
     return d->ctx ? d->ctx : least_u32(in->context, d->ctx_least > page ? d->ctx_least : page);
 }
 
+static uint32_t most_batch(const lt_plan_desc *d)
+{
+    return d->batch ? d->batch : d->expect_prompt ? least_u32(d->expect_prompt, DEFAULT_BATCH) : DEFAULT_BATCH;
+}
+
 static uint64_t ring_for(uint64_t slice, uint64_t slots) { return slots * block(slice + SLOT_SLACK); }
 
 /* The largest context and batch with which every weight stays resident, if there is one. A batch under
@@ -113,7 +118,7 @@ static lt_status choose_resident(const lt__plan_input *in, const lt_plan_desc *d
 {
     uint64_t cut = cut_bytes(in);
     uint32_t top = most_ctx(in, d), low = least_ctx(in, d);
-    uint32_t top_batch = d->batch ? d->batch : DEFAULT_BATCH, low_batch = d->batch ? d->batch : 64;
+    uint32_t top_batch = most_batch(d), low_batch = d->batch ? d->batch : least_u32(64, top_batch);
     for (uint32_t ctx = top;; ctx = ctx / 2 < low ? low : ctx / 2) {
         for (uint32_t batch = top_batch; batch >= low_batch; batch /= 2) {
             lt_status s = size_areas(in, ctx, least_u32(batch, ctx), c->rows, &c->a, err);
@@ -135,7 +140,7 @@ static lt_status choose_resident(const lt__plan_input *in, const lt_plan_desc *d
 static lt_status choose_streamed(const lt__plan_input *in, const lt_plan_desc *d, uint64_t room, choice *c, lt_err *err)
 {
     uint32_t ctx = most_ctx(in, d), low = least_ctx(in, d);
-    uint32_t batch = least_u32(d->batch ? d->batch : DEFAULT_BATCH, ctx), low_batch = d->batch ? batch : 1;
+    uint32_t batch = least_u32(most_batch(d), ctx), low_batch = d->batch ? batch : 1;
     for (;;) {
         lt_status s = size_areas(in, ctx, batch, c->rows, &c->a, err);
         if (s != LT_OK)
