@@ -1,0 +1,46 @@
+/* args.h - arguments of the kernels, passed by value; the same bytes for C and for CUDA.
+ *
+ * Addresses are device addresses, strides are bytes. */
+#ifndef LT_CUDA_ARGS_H
+#define LT_CUDA_ARGS_H
+
+#include <stdint.h>
+
+/* LINEAR: y[t][r] = x[t] . w[r]. */
+typedef struct lt_cuda_linear {
+    uint64_t x, w, y;
+    int64_t  x_stride, w_stride, y_stride;
+    int32_t  rows, cols, tiles /* of tokens; neighbours in the grid */, pad;
+} lt_cuda_linear;
+
+/* Elementwise and row ops over rows of cols floats. Rows are [outer][inner]; unused strides are 0. */
+typedef struct lt_cuda_rows {
+    uint64_t a, b, y;
+    int64_t  a_outer, a_inner, b_outer, y_outer, y_inner;
+    int32_t  outer, inner, cols, extra;
+    float    value, pad;
+} lt_cuda_rows;
+
+typedef struct lt_cuda_kv {
+    uint64_t page_bytes, k_offset, v_offset, row_bytes;
+    int32_t  kv_heads, head_dim, dtype /* 0 f32, 1 f16, 2 q8_0 */, pages;
+} lt_cuda_kv;
+
+typedef struct lt_cuda_kv_store {
+    uint64_t   k, v, cache, pos, table;
+    int64_t    k_token, k_head, v_token, v_head;
+    int32_t    tokens, pad;
+    lt_cuda_kv kv;
+} lt_cuda_kv_store;
+
+/* Each (token, head) in `parts` blocks of pages, merged in order by a second kernel when parts > 1;
+ * partial results are [token][head][part][2 + head_dim] floats in scratch. */
+typedef struct lt_cuda_attention {
+    uint64_t   q, cache, pos, table, y, scratch;
+    int64_t    q_token, q_head, y_token, y_head;
+    int32_t    tokens, heads, window, parts;
+    float      scale, pad;
+    lt_cuda_kv kv;
+} lt_cuda_attention;
+
+#endif

@@ -1,0 +1,84 @@
+/* common.cuh - the arithmetic of docs/arithmetic.md, each operation rounded where that page says.
+ *
+ * The intrinsics name the rounding, so that no compiler flag can contract or approximate. */
+#ifndef LT_CUDA_COMMON_CUH
+#define LT_CUDA_COMMON_CUH
+
+#include <cuda_fp16.h>
+#include <stdint.h>
+
+#include "args.h"
+
+#define LT_DEV __device__ __forceinline__
+#define LT_PAGE 256 /* positions of a KV page: LT_KV_PAGE */
+#define LT_FULL 0xffffffffu
+
+LT_DEV float lt_fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+LT_DEV float lt_mul(float a, float b) { return __fmul_rn(a, b); }
+LT_DEV float lt_add(float a, float b) { return __fadd_rn(a, b); }
+LT_DEV float lt_sub(float a, float b) { return __fsub_rn(a, b); }
+LT_DEV float lt_div(float a, float b) { return __fdiv_rn(a, b); }
+
+LT_DEV float lt_exp(float x)
+{
+    if (x != x)
+        return x;
+    if (x > 88.72f)
+        return __int_as_float(0x7f800000);
+    if (x < -87.33f)
+        return 0.0f;
+    float n = rintf(lt_mul(x, 1.44269504f));
+    float r = lt_fma(n, -0.693359375f, x);
+    r = lt_fma(n, 2.12194440e-4f, r);
+    float p = 1.9875691500e-4f;
+    p = lt_fma(p, r, 1.3981999507e-3f);
+    p = lt_fma(p, r, 8.3334519073e-3f);
+    p = lt_fma(p, r, 4.1665795894e-2f);
+    p = lt_fma(p, r, 1.6666665459e-1f);
+    p = lt_fma(p, r, 5.0000001201e-1f);
+    p = lt_fma(p, lt_mul(r, r), r);
+    p = lt_add(p, 1.0f);
+    int e = (int)n;
+    if (e == 128)
+        return lt_mul(lt_mul(p, 2.0f), __int_as_float(254 << 23));
+    return lt_mul(p, __int_as_float((e + 127) << 23));
+}
+
+LT_DEV float lt_half(uint32_t bits16) { return __half2float(__ushort_as_half((unsigned short)bits16)); }
+LT_DEV float lt_bf16(uint32_t bits16) { return __uint_as_float(bits16 << 16); }
+
+/* a[i] = a[i] + a[i+s] for s = width/2 .. 1 over neighbouring lanes; lane 0 of each group has the sum. */
+template <int width> LT_DEV float lt_tree(float a)
+{
+#pragma unroll
+    for (int s = width / 2; s > 0; s /= 2)
+        a = lt_add(a, __shfl_down_sync(LT_FULL, a, s, width));
+    return a;
+}
+
+/* The same tree over the 256 threads of a block; every thread gets the sum. sh holds 256 floats. */
+LT_DEV float lt_tree_block(float a, float *sh)
+{
+    int i = (int)threadIdx.x;
+    sh[i] = a;
+    __syncthreads();
+#pragma unroll
+    for (int s = 128; s >= 32; s /= 2) {
+        if (i < s)
+            sh[i] = lt_add(sh[i], sh[i + s]);
+        __syncthreads();
+    }
+    if (i < 32) {
+        float x = lt_tree<32>(sh[i]);
+        if (i == 0)
+            sh[0] = x;
+    }
+    __syncthreads();
+    float r = sh[0];
+    __syncthreads();
+    return r;
+}
+
+template <typename T> LT_DEV T *lt_at(uint64_t addr, int64_t offset) { return (T *)(addr + (uint64_t)offset); }
+
+#endif

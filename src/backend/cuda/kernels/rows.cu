@@ -1,0 +1,163 @@
+/* rows.cu - quantisation, norm, rotation, cache writes and elementwise ops. */
+#include "common.cuh"
+
+/* One warp quantises 32 elements of a row; see QUANTIZE in docs/arithmetic.md. b is not used. */
+extern "C" __global__ void quantize_rows(lt_cuda_rows a)
+{
+    const int lane = (int)threadIdx.x % 32, blocks = a.cols / 32;
+    const int64_t unit = (int64_t)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+    if (unit >= (int64_t)a.outer * blocks)
+        return;
+    const int t = (int)(unit / blocks), b = (int)(unit % blocks);
+    const float x = lt_at<const float>(a.a, t * a.a_outer)[32 * b + lane];
+    uint32_t bits = __float_as_uint(x) & 0x7fffffffu;
+#pragma unroll
+    for (int s = 16; s > 0; s /= 2) {
+        const uint32_t other = __shfl_xor_sync(LT_FULL, bits, s);
+        bits = other > bits ? other : bits;
+    }
+    const float amax = __uint_as_float(bits);
+    float id = amax > 0 ? lt_div(127.0f, amax) : 0.0f, d = lt_div(amax, 127.0f);
+    if (id == __int_as_float(0x7f800000))
+        id = d = 0;
+    float r = rintf(lt_mul(x, id));
+    const int q = r != r ? 0 : r < -127.0f ? -127 : r > 127.0f ? 127 : (int)r;
+    int sum = q;
+#pragma unroll
+    for (int s = 8; s > 0; s /= 2)
+        sum += __shfl_xor_sync(LT_FULL, sum, s);
+    uint8_t *y = lt_at<uint8_t>(a.y, t * a.y_outer);
+    ((int8_t *)y)[32 * b + lane] = (int8_t)q;
+    if (lane == 0)
+        ((float *)(y + a.cols))[b] = d;
+    if (lane % 16 == 0)
+        ((int16_t *)(y + a.cols + a.cols / 8))[2 * b + lane / 16] = (int16_t)sum;
+}
+
+/* One block of 256 threads a row; thread i owns accumulator i. b: weights. value: eps. */
+extern "C" __global__ void rms_norm(lt_cuda_rows a)
+{
+    __shared__ float sh[256];
+    const int o = (int)blockIdx.x / a.inner, n = (int)blockIdx.x % a.inner;
+    const float *x = lt_at<const float>(a.a, o * a.a_outer + n * a.a_inner), *w = (const float *)a.b;
+    float *y = lt_at<float>(a.y, o * a.y_outer + n * a.y_inner), ss = 0;
+    for (int i = (int)threadIdx.x; i < a.cols; i += 256)
+        ss = lt_fma(x[i], x[i], ss);
+    ss = lt_tree_block(ss, sh);
+    const float r = lt_div(1.0f, __fsqrt_rn(lt_add(lt_div(ss, (float)a.cols), a.value)));
+    for (int i = (int)threadIdx.x; i < a.cols; i += 256)
+        y[i] = lt_mul(lt_mul(x[i], r), w[i]);
+}
+
+/* Rows [token][head] of cols elements; b: (cos, sin) of the token, b_outer apart; extra: rotated elements,
+ * negative for pairs (0,1), (2,3); positive for halves. */
+extern "C" __global__ void rope(lt_cuda_rows a)
+{
+    const int rotated = a.extra < 0 ? -a.extra : a.extra, pairs = rotated / 2, units = pairs + (a.cols - rotated);
+    const int64_t id = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (id >= (int64_t)a.outer * a.inner * units)
+        return;
+    const int i = (int)(id % units), n = (int)(id / units % a.inner), o = (int)(id / units / a.inner);
+    const float *x = lt_at<const float>(a.a, o * a.a_outer + n * a.a_inner);
+    float *y = lt_at<float>(a.y, o * a.y_outer + n * a.y_inner);
+    if (i >= pairs) {
+        y[rotated + i - pairs] = x[rotated + i - pairs];
+        return;
+    }
+    const float *cs = lt_at<const float>(a.b, o * a.b_outer);
+    const float c = cs[2 * i], s = cs[2 * i + 1];
+    const int j = a.extra < 0 ? 2 * i : i, k = a.extra < 0 ? 2 * i + 1 : i + pairs;
+    const float u = x[j], v = x[k];
+    y[j] = lt_fma(u, c, -lt_mul(v, s));
+    y[k] = lt_fma(v, c, lt_mul(u, s));
+}
+
+template <typename F> LT_DEV void each(const lt_cuda_rows &a, F f)
+{
+    const int64_t id = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (id >= (int64_t)a.outer * a.inner * a.cols)
+        return;
+    const int i = (int)(id % a.cols), n = (int)(id / a.cols % a.inner), o = (int)(id / a.cols / a.inner);
+    const float x = lt_at<const float>(a.a, o * a.a_outer + n * a.a_inner)[i];
+    const float z = a.b ? lt_at<const float>(a.b, o * a.b_outer + n * (int64_t)a.extra)[i] : 0.0f;
+    lt_at<float>(a.y, o * a.y_outer + n * a.y_inner)[i] = f(x, z);
+}
+
+/* b_outer is 0 for ADD_ROW; extra is b's inner stride in bytes. */
+extern "C" __global__ void add_rows(lt_cuda_rows a)
+{
+    each(a, [](float x, float z) { return lt_add(x, z); });
+}
+
+extern "C" __global__ void scale_rows(lt_cuda_rows a)
+{
+    const float f = a.value;
+    each(a, [f](float x, float) { return lt_mul(x, f); });
+}
+
+extern "C" __global__ void silu_mul(lt_cuda_rows a)
+{
+    each(a, [](float x, float z) { return lt_mul(lt_div(x, lt_add(1.0f, lt_exp(-x))), z); });
+}
+
+extern "C" __global__ void gelu_mul(lt_cuda_rows a)
+{
+    each(a, [](float x, float z) {
+        const float u = lt_mul(0.79788456f, lt_fma(lt_mul(lt_mul(0.044715f, x), x), x, x));
+        return lt_mul(lt_div(x, lt_add(1.0f, lt_exp(lt_mul(-2.0f, u)))), z);
+    });
+}
+
+/* y[n] = a[b[n]]; an index out of range traps: the host has checked those it could see. outer: rows of y, inner: rows of a. */
+extern "C" __global__ void take_rows(lt_cuda_rows a)
+{
+    const int64_t id = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (id >= (int64_t)a.outer * a.cols)
+        return;
+    const int n = (int)(id / a.cols), i = (int)(id % a.cols), from = ((const int *)a.b)[n];
+    if (from < 0 || from >= a.inner)
+        __trap();
+    lt_at<uint32_t>(a.y, n * a.y_outer)[i] = lt_at<const uint32_t>(a.a, from * a.a_outer)[i];
+}
+
+LT_DEV void store_block(const float *x, uint8_t *y, int lane)
+{
+    uint32_t bits = __float_as_uint(x[lane]) & 0x7fffffffu;
+#pragma unroll
+    for (int s = 16; s > 0; s /= 2) {
+        const uint32_t other = __shfl_xor_sync(LT_FULL, bits, s);
+        bits = other > bits ? other : bits;
+    }
+    const float amax = __uint_as_float(bits);
+    float id = amax > 0 ? lt_div(127.0f, amax) : 0.0f;
+    if (id == __int_as_float(0x7f800000))
+        id = 0;
+    const float r = rintf(lt_mul(x[lane], id));
+    const int q = r != r ? 0 : r < -127.0f ? -127 : r > 127.0f ? 127 : (int)r;
+    if (lane == 0)
+        *(unsigned short *)y = __half_as_ushort(__float2half_rn(lt_div(amax, 127.0f)));
+    ((int8_t *)y)[2 + lane] = (int8_t)q;
+}
+
+/* One warp for 32 elements of one row; grid.y 0 writes K, 1 writes V. */
+extern "C" __global__ void kv_store(lt_cuda_kv_store a)
+{
+    const int lane = (int)threadIdx.x % 32, pieces = (a.kv.head_dim + 31) / 32;
+    const int64_t unit = (int64_t)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+    if (unit >= (int64_t)a.tokens * a.kv.kv_heads * pieces)
+        return;
+    const int piece = (int)(unit % pieces), h = (int)(unit / pieces % a.kv.kv_heads), t = (int)(unit / pieces / a.kv.kv_heads);
+    const int pos = ((const int *)a.pos)[t], page = ((const int *)a.table)[pos / LT_PAGE % a.kv.pages], i = 32 * piece + lane;
+    const bool value = blockIdx.y;
+    const float *x = value ? lt_at<const float>(a.v, t * a.v_token + h * a.v_head) : lt_at<const float>(a.k, t * a.k_token + h * a.k_head);
+    uint8_t *row = lt_at<uint8_t>(a.cache, (int64_t)((uint64_t)page * a.kv.page_bytes + (value ? a.kv.v_offset : a.kv.k_offset) +
+                                                     ((uint64_t)h * LT_PAGE + (uint64_t)(pos % LT_PAGE)) * a.kv.row_bytes));
+    if (a.kv.dtype == 2) {
+        store_block(x + 32 * piece, row + 34 * piece, lane);
+    } else if (i < a.kv.head_dim) {
+        if (a.kv.dtype == 1)
+            ((unsigned short *)row)[i] = __half_as_ushort(__float2half_rn(x[i]));
+        else
+            ((float *)row)[i] = x[i];
+    }
+}

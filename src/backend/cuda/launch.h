@@ -1,0 +1,23 @@
+/* launch.h - small helpers of the launch_<family>.c files. */
+#ifndef LT_CUDA_LAUNCH_H
+#define LT_CUDA_LAUNCH_H
+
+#include "backend/cuda/kernels/args.h"
+#include "backend/cuda/ops.h"
+
+static inline uint32_t lt__cuda_blocks(int64_t units, int64_t per_block) { return (uint32_t)((units + per_block - 1) / per_block); }
+
+/* Bytes from one index of a dimension to the next; 0 where the view has no such dimension. */
+static inline int64_t lt__cuda_stride(const lt_view *v, uint32_t dim) { return v->ndim > dim + 1 ? v->stride[dim] : 0; }
+
+static inline void lt__cuda_kv_fill(lt_cuda_kv *out, const lt_kv_layout *kv, const lt_view *table)
+{
+    uint64_t row = 0;
+    bool ok = lt_dtype_row_bytes(kv->dtype, kv->head_dim, &row);
+    LT_ASSERT(ok);
+    *out = (lt_cuda_kv){.page_bytes = kv->page_bytes, .k_offset = kv->k_offset, .v_offset = kv->v_offset, .row_bytes = row,
+                        .kv_heads = (int32_t)kv->kv_heads, .head_dim = (int32_t)kv->head_dim,
+                        .dtype = kv->dtype == LT_DTYPE_F32 ? 0 : kv->dtype == LT_DTYPE_F16 ? 1 : 2, .pages = (int32_t)table->dim[0]};
+}
+
+#endif
