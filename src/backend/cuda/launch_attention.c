@@ -16,13 +16,13 @@ static int64_t parts_of(const lt_cuda_device *dev, const lt_op_args *args)
     return blocks < 2 * lt__cuda_device_props(dev)->sm_count ? visible_pages(args) : 1;
 }
 
+/* Of this many tokens or fewer: fewer may split where more don't. */
 static uint64_t scratch(const lt_cuda_device *dev, const lt_op_args *args)
 {
-    int64_t parts = parts_of(dev, args);
-    if (parts <= 1)
-        return 0;
-    return (uint64_t)args->src[0].dim[0] * args->params.ATTENTION.heads * (uint64_t)parts *
-           (2 + args->params.ATTENTION.kv.head_dim) * sizeof(float);
+    int64_t heads = args->params.ATTENTION.heads, parts = visible_pages(args);
+    int64_t most = (2 * lt__cuda_device_props(dev)->sm_count - 1) / heads; /* tokens that still split */
+    int64_t tokens = args->src[0].dim[0] < most ? args->src[0].dim[0] : most;
+    return parts <= 1 ? 0 : (uint64_t)(tokens * heads * parts) * (2 + args->params.ATTENTION.kv.head_dim) * sizeof(float);
 }
 
 static bool accepts(const lt_cuda_device *dev, const lt_op_args *args, const char **why)
