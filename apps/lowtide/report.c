@@ -10,7 +10,7 @@ json_t *app_plan_json(const app *a)
 #define N(name) json_object_set_new(j, #name, num(p->name));
 #define F(name) json_object_set_new(j, #name, json_real(p->name));
     N(budget_bytes) N(fixed_bytes) N(weight_bytes) N(resident_bytes) N(streamed_bytes) N(host_bytes) N(ring_bytes)
-    N(activation_bytes) N(kv_bytes) N(io_bytes) N(predicted_peak_bytes) N(smallest_budget_bytes) N(ctx) N(batch) N(rows)
+    N(activation_bytes) N(kv_bytes) N(io_bytes) N(scratch_bytes) N(predicted_peak_bytes) N(smallest_budget_bytes) N(ctx) N(batch) N(rows)
     N(items) N(streamed_items)
     F(predicted_prefill_tps) F(predicted_decode_tps) F(floor_prefill_tps) F(floor_decode_tps)
 #undef N

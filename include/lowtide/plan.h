@@ -61,7 +61,7 @@ typedef enum lt_place { LT_PLACE_RESIDENT, LT_PLACE_STREAMED, LT_PLACE_HOST, LT_
 typedef struct lt_plan_info {
     uint64_t budget_bytes, fixed_bytes;
     uint64_t weight_bytes, resident_bytes, streamed_bytes, host_bytes; /* weights by place */
-    uint64_t ring_bytes, activation_bytes, kv_bytes, io_bytes;         /* arena areas */
+    uint64_t ring_bytes, activation_bytes, kv_bytes, io_bytes, scratch_bytes; /* arena areas */
     uint64_t predicted_peak_bytes, predicted_host_bytes, smallest_budget_bytes;
     double   predicted_prefill_tps, predicted_decode_tps, floor_prefill_tps, floor_decode_tps;
     uint32_t ctx, batch, rows, items, streamed_items;

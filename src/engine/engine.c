@@ -70,6 +70,20 @@ static lt_view tensor_view(const lt__engine *e, lt_tid id, uint32_t tokens, uint
     return v;
 }
 
+uint64_t lt__engine_scratch(void *dev, const lt_graph *g, uint32_t tokens, uint32_t rows)
+{
+    uint64_t most = 0;
+    for (size_t n = 0; n < g->n_nodes; n++) {
+        const lt_node *node = &g->nodes[n];
+        lt_op_args a = {.op = node->op, .n_src = node->n_src, .params = node->params, .name = node->name};
+        for (uint32_t k = 0; k < node->n_src; k++)
+            lt__tensor_view(&g->tensors[node->src[k]], 0, tokens, rows, &a.src[k]);
+        lt__tensor_view(&g->tensors[node->dst], 0, tokens, rows, &a.dst);
+        most = lt__max_u64(most, lt__device_scratch_bytes(dev, &a));
+    }
+    return most;
+}
+
 /* Arguments of node `n`, or of its part that multiplies slice `s` of its weight. */
 static void fill_launch(const lt__engine *e, uint32_t n, uint32_t s, uint32_t tokens, uint32_t rows, launch *l)
 {
@@ -105,7 +119,6 @@ static lt_status prepare_pass(lt__engine *e, pass *p, uint32_t tokens, uint32_t 
 {
     p->tokens = p->rows = 0;
     p->n = 0;
-    uint64_t scratch = 0;
     for (uint32_t n = 0; n < e->graph->n_nodes; n++) {
         const lt_node *node = &e->graph->nodes[n];
         if (n == e->head_node)
@@ -127,13 +140,14 @@ static lt_status prepare_pass(lt__engine *e, pass *p, uint32_t tokens, uint32_t 
                 return lt__fail(err, LT_E_UNSUPPORTED, "%s: the device cannot run %s of %s: %s", node->name,
                                 lt_op_get(node->op)->name, lt_dtype_get(l->args.src[node->n_src > 1].dtype)->name, why);
             uint64_t bytes = lt__device_scratch_bytes(e->desc.dev, &l->args);
-            scratch = lt__max_u64(scratch, bytes);
+            if (bytes > e->plan->info.scratch_bytes)
+                return lt__fail(err, LT_E_INVALID, "%s: the device wants %lu bytes of scratch, the plan has %lu", node->name,
+                                bytes, e->plan->info.scratch_bytes);
+            l->args.scratch = bytes ? e->scratch.addr : 0;
         }
     }
     if (e->head_node == e->graph->n_nodes)
         p->head = p->n;
-    if (scratch) /* the plan has no area for it yet: no backend of this build asks */
-        return lt__fail(err, LT_E_UNSUPPORTED, "the device wants %lu bytes of scratch the plan has no area for", scratch);
     p->tokens = tokens;
     p->rows = rows;
     return LT_OK;
@@ -145,6 +159,7 @@ static lt_status alloc_areas(lt__engine *e, lt_err *err)
     struct { uint64_t bytes; lt_use use; lt_block *block; } area[] = {
         {0, LT_USE_KV, &e->kv[0]}, {0, LT_USE_KV, &e->kv[1]},
         {p->info.activation_bytes, LT_USE_ACTIVATION, &e->act}, {p->info.io_bytes, LT_USE_STAGING, &e->io},
+        {p->info.scratch_bytes, LT_USE_OTHER, &e->scratch},
     };
     for (uint32_t g = 0; g < p->n_groups; g++)
         area[g].bytes = (uint64_t)p->pages[g] * p->groups[g].page_bytes;
@@ -296,6 +311,7 @@ void lt__engine_destroy(lt__engine *e)
         lt_pool_free(e->pool, e->kv[1], NULL);
         lt_pool_free(e->pool, e->act, NULL);
         lt_pool_free(e->pool, e->io, NULL);
+        lt_pool_free(e->pool, e->scratch, NULL);
     }
     lt_pool_destroy(e->pool);
     lt_queue_destroy(e->queue);

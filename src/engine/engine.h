@@ -43,6 +43,9 @@ LT_NODISCARD lt_status lt__engine_expect(lt__engine *e, lt__part parts, lt_err *
 LT_NODISCARD lt_status
 lt__engine_run(lt__engine *e, lt__part parts, uint32_t tokens, uint32_t rows, bool check, lt_err *err);
 
+/* Most scratch a launch of the graph wants on lt_device *dev; for lt__plan_input. */
+uint64_t lt__engine_scratch(void *dev, const lt_graph *g, uint32_t tokens, uint32_t rows);
+
 lt_pool *lt__engine_pool(lt__engine *e);
 lt_residency *lt__engine_residency(lt__engine *e);
 

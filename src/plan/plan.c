@@ -20,7 +20,7 @@
 #define MIN_SLICE (UINT64_C(32) << 10)
 
 /* Areas of the arena for one choice of context and batch. */
-typedef struct areas { uint64_t kv, act, io, whole, sum; uint32_t pages[2]; } areas;
+typedef struct areas { uint64_t kv, act, io, scratch, whole, sum; uint32_t pages[2]; } areas;
 typedef struct choice { uint32_t ctx, batch, rows; areas a; bool all_resident; } choice;
 
 lt_plan_desc lt_plan_desc_default(void)
@@ -70,7 +70,8 @@ static lt_status size_areas(const lt__plan_input *in, uint32_t ctx, uint32_t bat
     for (size_t i = 0; i < in->n_weights; i++)
         if (in->weights[i].whole)
             a->whole += block(in->weights[i].bytes);
-    a->sum = a->kv + a->act + a->io + a->whole;
+    a->scratch = in->scratch ? block(in->scratch(in->scratch_user, in->graph, batch, rows)) : 0;
+    a->sum = a->kv + a->act + a->io + a->scratch + a->whole;
     return LT_OK;
 }
 
@@ -146,7 +147,7 @@ static lt_status choose_streamed(const lt__plan_input *in, const lt_plan_desc *d
         if (s != LT_OK)
             return s;
         bool tight = c->a.sum + ring_for(least_slice(in), MIN_SLOTS) > room;
-        bool wide = c->a.act + c->a.io > room / 4 || tight;
+        bool wide = c->a.act + c->a.io + c->a.scratch > room / 4 || tight;
         if (wide && c->rows > 1)
             c->rows /= 2; /* rows of logits are the cheapest to do without */
         else if ((c->a.kv > room / 4 || (tight && batch == low_batch)) && ctx > low)
@@ -363,13 +364,15 @@ static void fill_info(lt_plan *p, const choice *c)
     i->kv_bytes = c->a.kv;
     i->activation_bytes = c->a.act;
     i->io_bytes = c->a.io;
+    i->scratch_bytes = c->a.scratch;
     i->resident_bytes = sum_place(p, LT_PLACE_RESIDENT, false);
     i->streamed_bytes = sum_place(p, LT_PLACE_STREAMED, false);
     i->weight_bytes = i->resident_bytes + i->streamed_bytes + i->host_bytes;
     i->items = (uint32_t)p->n_slices;
     for (size_t k = 0; k < p->n_slices; k++)
         i->streamed_items += p->slices[k].place == LT_PLACE_STREAMED;
-    p->arena_bytes = sum_place(p, LT_PLACE_RESIDENT, true) + i->ring_bytes + i->kv_bytes + i->activation_bytes + i->io_bytes;
+    p->arena_bytes = sum_place(p, LT_PLACE_RESIDENT, true) + i->ring_bytes + i->kv_bytes + i->activation_bytes + i->io_bytes +
+                     i->scratch_bytes;
     memcpy(p->pages, c->a.pages, sizeof p->pages);
 }
 

@@ -29,6 +29,9 @@ typedef struct lt__plan_input {
     uint64_t         attend_width; /* layers * heads * head_dim: multiply-adds of q.k a pair of positions */
     uint64_t         host_weight_bytes; /* embedding rows that stay in the file */
     uint64_t         file_bytes;
+    /* Device memory the largest launch of a pass wants beside its operands; NULL: none. */
+    uint64_t       (*scratch)(void *user, const lt_graph *g, uint32_t tokens, uint32_t rows);
+    void            *scratch_user;
 } lt__plan_input;
 
 typedef struct lt__plan_slice {

@@ -3,6 +3,7 @@
 
 #include "base/host.h"
 #include "base/mem.h"
+#include "engine/engine.h"
 #include "models/arch.h"
 #include "plan/plan_internal.h"
 
@@ -45,7 +46,7 @@ lt_status lt_plan_create(const lt_model *m, lt_device *dev, const lt_profile *pr
 
     lt_graph g;
     lt_kv_group groups[2] = {{0}};
-    lt__plan_input in = {.ctx = m->ctx, .graph = &g, .context = m->hp.context};
+    lt__plan_input in = {.ctx = m->ctx, .graph = &g, .context = m->hp.context, .scratch = lt__engine_scratch, .scratch_user = dev};
     lt_kv_desc kv = {.dtype = d.kv_dtype};
     lt_status s = lt__model_build(m, &kv, &g, groups, &in.n_groups, err);
     if (s != LT_OK)
