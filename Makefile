@@ -15,7 +15,9 @@ build: deps
 	@$(call configure,release)
 	@cmake --build $(BUILD) -j $(JOBS)
 
-demo: build ## fetches a small real model and runs it in a quarter of its size
+demo: deps ## fetches a small real model and runs it in a quarter of its size
+	@$(call configure,release)
+	@cmake --build $(BUILD) -j $(JOBS) --target lowtide
 	@tools/demo.sh $(BUILD)/lowtide
 
 test: build check ## every test; real models are fetched when they can be

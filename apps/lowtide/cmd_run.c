@@ -360,8 +360,8 @@ int cmd_run(const opts *o)
     if (s == LT_OK) {
         app_catch_interrupt(&r.a);
         s = talk ? chat(&r) : generate(&r);
-        if (r.stream && !talk && s != LT_E_IO)
-            putchar('\n');
+        if (r.stream && !talk && s != LT_E_IO && (putchar('\n') == EOF || fflush(stdout) != 0) && s == LT_OK)
+            s = fail(&r, LT_E_IO, "writing to standard output failed");
         if (s != LT_OK)
             code = app_fail(&r.a);
         if (!finish(&r) && code == 0)

@@ -8,8 +8,14 @@
 #include "backend/cpu/ops.h"
 #include "graph/half.h"
 
-#define LT_ALWAYS static inline __attribute__((always_inline))
-#define LT_UNROLL _Pragma("GCC unroll 16")
+/* Sanitized, a kernel unfolded for every type and shape takes the compiler minutes: there it stays one function. */
+#ifdef LT_OUTLINE
+#  define LT_ALWAYS static inline
+#  define LT_UNROLL
+#else
+#  define LT_ALWAYS static inline __attribute__((always_inline))
+#  define LT_UNROLL _Pragma("GCC unroll 16")
+#endif
 
 /* A running sum stays one: left alone, the compiler turns chains of integer adds into trees, and
  * what they keep alive spills. */

@@ -32,7 +32,7 @@ enum {
 
 LT_ALWAYS lt__wkind kind_of(lt_dtype t) {
     const lt__wkind k = lt__wkind_of(t);
-    return k == WK_S8 && GEMM_SIGNED_OFFSET ? WK_OFF : k;
+    return k == WK_S8 && GEMM_SIGNED_OFFSET != 0 ? WK_OFF : k;
 }
 LT_ALWAYS int offset_of(lt_dtype t) {
     return lt__wkind_of(t) == WK_S8 ? GEMM_SIGNED_OFFSET : lt__woffset(t);
@@ -60,7 +60,7 @@ LT_ALWAYS void put_block(lt_dtype t, uint8_t *rec, __m256i *v) {
     lt__transpose8(v);
     LT_UNROLL
     for (int k = 0; k < 8; k++) {
-        if (lt__wkind_of(t) == WK_S8 && GEMM_SIGNED_OFFSET)
+        if (lt__wkind_of(t) == WK_S8 && GEMM_SIGNED_OFFSET != 0)
             v[k] = _mm256_xor_si256(v[k], _mm256_set1_epi8((char)0x80));
         lt__store256(rec + REG * k, v[k]);
     }
