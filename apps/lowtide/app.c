@@ -78,6 +78,10 @@ lt_status app_open(app *a, const opts *o)
     lt_status s = lt_ctx_create(&d, &a->ctx, &a->err);
     for (size_t i = 0; s == LT_OK && i < 3; i++)
         s = app_check_output(a, ((opt_id[]){OPT_report, OPT_logits, OPT_trace})[i]);
+    if (s != LT_OK) {
+        lt_ctx_destroy(a->ctx);
+        a->ctx = NULL;
+    }
     return s;
 }
 

@@ -211,10 +211,12 @@ for i in range(12):
     if os.path.exists("slow.gguf"):
         whole("slow.gguf")
         os.remove("slow.gguf")
+time.sleep(0.2)  # requests of the killed
+Hub.seen.clear()
 p = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 for _ in range(200):
     time.sleep(0.02)
-    if parts("slow.gguf") and any(x[1].startswith("/cdn") for x in Hub.seen):
+    if any(x[1].startswith("/cdn") for x in Hub.seen):
         break
 p.send_signal(signal.SIGINT)
 out, err = p.communicate(timeout=30)
