@@ -70,18 +70,35 @@ static lt_view tensor_view(const lt__engine *e, lt_tid id, uint32_t tokens, uint
     return v;
 }
 
+/* A launch of a node as one whole, without addresses: what a device is asked about before there are any. */
+static lt_op_args shape_of(const lt_graph *g, size_t n, uint32_t tokens, uint32_t rows)
+{
+    const lt_node *node = &g->nodes[n];
+    lt_op_args a = {.op = node->op, .n_src = node->n_src, .params = node->params, .name = node->name};
+    for (uint32_t k = 0; k < node->n_src; k++)
+        lt__tensor_view(&g->tensors[node->src[k]], 0, tokens, rows, &a.src[k]);
+    lt__tensor_view(&g->tensors[node->dst], 0, tokens, rows, &a.dst);
+    return a;
+}
+
 uint64_t lt__engine_scratch(void *dev, const lt_graph *g, uint32_t tokens, uint32_t rows)
 {
     uint64_t most = 0;
     for (size_t n = 0; n < g->n_nodes; n++) {
-        const lt_node *node = &g->nodes[n];
-        lt_op_args a = {.op = node->op, .n_src = node->n_src, .params = node->params, .name = node->name};
-        for (uint32_t k = 0; k < node->n_src; k++)
-            lt__tensor_view(&g->tensors[node->src[k]], 0, tokens, rows, &a.src[k]);
-        lt__tensor_view(&g->tensors[node->dst], 0, tokens, rows, &a.dst);
+        lt_op_args a = shape_of(g, n, tokens, rows);
         most = lt__max_u64(most, lt__device_scratch_bytes(dev, &a));
     }
     return most;
+}
+
+lt_status lt__engine_prepare(lt_device *dev, const lt_graph *g, lt_err *err)
+{
+    lt_status s = LT_OK;
+    for (size_t n = 0; s == LT_OK && n < g->n_nodes; n++) {
+        lt_op_args a = shape_of(g, n, 1, 1);
+        s = lt__device_prepare(dev, &a, err);
+    }
+    return s;
 }
 
 /* Arguments of node `n`, or of its part that multiplies slice `s` of its weight. */

@@ -56,7 +56,9 @@ lt_status lt_plan_create(const lt_model *m, lt_device *dev, const lt_profile *pr
     in.attend_width = (uint64_t)m->hp.layers * m->hp.heads * m->hp.head_dim;
     for (uint32_t i = 0; i < lt_modelfile_parts(m->file); i++)
         in.file_bytes += lt_modelfile_part_bytes(m->file, i);
-    if ((s = fill_weights(m, &in, err)) == LT_OK)
+    if (!info.host_visible && (s = lt__engine_prepare(dev, &g, err)) == LT_OK)
+        lt_device_get_info(dev, &info); /* with what kernels took, once they are loaded */
+    if (s == LT_OK && (s = fill_weights(m, &in, err)) == LT_OK)
         s = lt__plan_make(&in, &info, prof, &d, out, err);
     if (s != LT_OK) {
         lt__graph_deinit(&g);

@@ -88,9 +88,25 @@ static lt_ctx *open_ctx(void)
     return ctx;
 }
 
-static rig open_rig(const char *spec)
+/* The fake is of the newest kind this build has kernels for, if it has any. */
+static int last_arch(void)
+{
+    int last = 89;
+    for (const int *a = lt__cuda_image_archs; *a; a++)
+        last = *a;
+    return last;
+}
+
+static void start_anew(void)
 {
     fake->reset();
+    fake->set_attribute(LT_CU_ATTR_CC_MAJOR, last_arch() / 10);
+    fake->set_attribute(LT_CU_ATTR_CC_MINOR, last_arch() % 10);
+}
+
+static rig open_rig(const char *spec)
+{
+    start_anew();
     rig r = {.ctx = open_ctx()};
     if (lt_device_open(r.ctx, spec, &r.dev, &r.err) != LT_OK)
         fail_msg("%s", r.err.text);
@@ -137,7 +153,7 @@ static void refused(const char *spec, lt_status want, const char *in_text)
 static void opening_says_what_is_missing(void **state)
 {
     (void)state;
-    fake->reset();
+    start_anew();
     refused("cuda:kernels=0,driver=/nowhere/libcuda.so", LT_E_UNSUPPORTED, "/nowhere/libcuda.so");
     refused("cuda:kernels=0,driver=libm.so.6", LT_E_UNSUPPORTED, "has no cuInit");
     fake->fail_call("cuInit", 1, LT_CU_NO_DEVICE);
@@ -156,9 +172,9 @@ static void opening_says_what_is_missing(void **state)
     }
     fake->set_version((lt__cuda_image_toolkit / 1000 - 1) * 1000 + 40);
     refused("cuda:" LT_CUDA_FAKE, LT_E_UNSUPPORTED, "too old");
-    fake->reset();
+    start_anew();
     fake->set_attribute(LT_CU_ATTR_CC_MAJOR, 3);
-    refused("cuda:" LT_CUDA_FAKE, LT_E_UNSUPPORTED, "compute capability 3.9");
+    refused("cuda:" LT_CUDA_FAKE, LT_E_UNSUPPORTED, "compute capability 3.");
 }
 
 /* Whatever step of opening fails leaves nothing behind. */
@@ -193,7 +209,9 @@ static void fixed_costs_are_measured(void **state)
         lt_device_get_info(r.dev, &info);
         assert_string_equal(info.kind, "cuda");
         assert_non_null(strstr(info.name, "Fake Card"));
-        assert_string_equal(info.isa, "sm_89");
+        char isa[16];
+        snprintf(isa, sizeof isa, "sm_%d", last_arch());
+        assert_string_equal(info.isa, isa);
         assert_int_equal(info.total_bytes, FAKE_CUDA_MEMORY);
         assert_int_equal(info.fixed_bytes, FAKE_CUDA_CONTEXT_BYTES);
         assert_int_equal(info.free_bytes, FAKE_CUDA_MEMORY - FAKE_CUDA_CONTEXT_BYTES);
@@ -707,6 +725,79 @@ static void time_is_of_the_device(void **state)
     close_rig(&r);
 }
 
+/* ---- kernels ---- */
+
+static lt_op_args add_args(const rig *r)
+{
+    lt_view v = {.addr = r->mem, .dtype = LT_DTYPE_F32, .ndim = 2, .dim = {2, 64}, .stride = {256, 4}};
+    lt_op_args a = {.op = LT_OP_ADD, .n_src = 2, .src = {v, v}, .dst = v, .name = "blk.3.sum"};
+    a.src[1].addr += 4096;
+    a.dst.addr += 8192;
+    return a;
+}
+
+static void kernels_load_by_family_and_count(void **state)
+{
+    (void)state;
+    if (!lt__cuda_images[0].family) {
+        print_message("this build has no kernels\n");
+        skip();
+    }
+    rig r = open_rig("cuda:" LT_CUDA_FAKE);
+    lt_op_args a = add_args(&r);
+    lt_device_info info;
+    OK(lt_device_commit(r.dev, r.mem, 2 * MIB, &r.err));
+    assert_int_equal(counts().modules, 0);
+    fake->fail_call("cuModuleLoadData", 1, LT_CU_NO_BINARY_FOR_GPU);
+    assert_int_equal(lt__device_prepare(r.dev, &a, &r.err), LT_E_UNSUPPORTED);
+    assert_non_null(strstr(r.err.text, "family 'rows'"));
+    assert_int_equal(lt__queue_launch(r.q, &a, &r.err), LT_OK); /* loads it too */
+    lt_device_get_info(r.dev, &info);
+    assert_int_equal(info.fixed_bytes, FAKE_CUDA_CONTEXT_BYTES + FAKE_CUDA_MODULE_BYTES);
+    assert_int_equal(counts().modules, 1);
+    OK(lt__device_prepare(r.dev, &a, &r.err));
+    for (int i = 0; i < 10; i++)
+        OK(lt__queue_launch(r.q, &a, &r.err));
+    assert_int_equal(counts().launches, 11);
+    assert_int_equal(counts().modules, 1);
+    assert_int_equal(fake->calls("cuModuleGetFunction"), 1);
+    fake->fail_call("cuLaunchKernel", 1, LT_CU_LAUNCH_OUT_OF_RESOURCES);
+    assert_int_not_equal(lt__queue_launch(r.q, &a, &r.err), LT_OK);
+    assert_non_null(strstr(r.err.text, "blk.3.sum"));
+    OK(lt__queue_launch(r.q, &a, &r.err)); /* that one was not fatal */
+    arm(LT_FAULT_LAUNCH, 1);
+    OK(lt__queue_launch(r.q, &a, &r.err));
+    assert_int_equal(lt_queue_sync(r.q, &r.err), LT_E_DEVICE_LOST);
+    assert_non_null(strstr(r.err.text, "blk.3.sum"));
+    close_rig(&r);
+}
+
+static void sync_check_names_the_kernel(void **state)
+{
+    (void)state;
+    if (!lt__cuda_images[0].family)
+        skip();
+    for (int i = 0; i < 2; i++) {
+        rig r = open_rig(i ? "cuda:sync-check=1," LT_CUDA_FAKE : "cuda:sync-check=1,fail=launch:2," LT_CUDA_FAKE);
+        lt_op_args a = add_args(&r);
+        OK(lt_device_commit(r.dev, r.mem, 2 * MIB, &r.err));
+        OK(lt__queue_launch(r.q, &a, &r.err));
+        if (i)
+            fake->break_context(LT_CU_ILLEGAL_ADDRESS);
+        assert_int_equal(lt__queue_launch(r.q, &a, &r.err), LT_E_DEVICE_LOST);
+        assert_non_null(strstr(r.err.text, "blk.3.sum"));
+        assert_int_equal(lt_queue_sync(r.copy, &r.err), LT_E_DEVICE_LOST);
+        assert_non_null(strstr(r.err.text, "blk.3.sum"));
+        lt_queue_destroy(r.q);
+        lt_queue_destroy(r.copy);
+        lt_device_unreserve(r.dev, r.mem, 256 * MIB);
+        lt_device_close(r.dev);
+        assert_int_equal(lt_ctx_host_bytes(r.ctx), 0);
+        lt_ctx_destroy(r.ctx);
+        assert_nothing_left();
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -727,6 +818,8 @@ int main(void)
         cmocka_unit_test(queues_are_limited_and_used_again),
         cmocka_unit_test(every_host_allocation_may_fail),
         cmocka_unit_test(time_is_of_the_device),
+        cmocka_unit_test(kernels_load_by_family_and_count),
+        cmocka_unit_test(sync_check_names_the_kernel),
     };
     void *library = dlopen(LT_CUDA_FAKE_FILE, RTLD_NOW | RTLD_LOCAL);
     void *p = library ? dlsym(library, "fake_cuda") : NULL;

@@ -117,7 +117,7 @@ typedef struct lt_cuda_bounce {
 
 #define LT_CUDA_FUNCTIONS 512
 typedef struct lt_cuda_function {
-    const char *name;
+    char        name[56]; /* "": no function */
     uint32_t    family;
     uint32_t    shared_bytes; /* the most dynamic shared memory it was allowed */
     CUfunction  function;

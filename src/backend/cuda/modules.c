@@ -169,11 +169,12 @@ static lt_status find_function(lt_cuda_device *d, uint32_t f, const char *kernel
             return lt__fail_oom(err, LT_CUDA_FUNCTIONS * sizeof *m->functions, "the table of kernels");
     }
     uint32_t i = hash_of(f, kernel) % LT_CUDA_FUNCTIONS;
-    for (; m->functions[i].name; i = (i + 1) % LT_CUDA_FUNCTIONS)
+    for (; m->functions[i].name[0]; i = (i + 1) % LT_CUDA_FUNCTIONS)
         if (m->functions[i].family == f && !strcmp(m->functions[i].name, kernel)) {
             *out = &m->functions[i];
             return LT_OK;
         }
+    LT_ASSERT(strlen(kernel) < sizeof m->functions[i].name);
     if (m->n_functions + 1 == LT_CUDA_FUNCTIONS)
         return lt__fail(err, LT_E_UNSUPPORTED, "cuda: more than %d kernels in use", LT_CUDA_FUNCTIONS - 1);
     s = load_family(d, f, err);
@@ -183,7 +184,8 @@ static lt_status find_function(lt_cuda_device *d, uint32_t f, const char *kernel
     lt_curesult r = d->cu.module_function(&function, m->module[f], kernel);
     if (r != LT_CU_OK)
         return lt__cuda_fail(d, err, r, "cuda: the family '%s' has no kernel '%s'", lt__cuda_families[f].name, kernel);
-    m->functions[i] = (lt_cuda_function){.name = kernel, .family = f, .shared_bytes = d->props.shared_bytes, .function = function};
+    m->functions[i] = (lt_cuda_function){.family = f, .shared_bytes = d->props.shared_bytes, .function = function};
+    memcpy(m->functions[i].name, kernel, strlen(kernel) + 1); /* a caller may have made it up on its stack */
     m->n_functions++;
     *out = &m->functions[i];
     return LT_OK;
