@@ -224,7 +224,7 @@ static void what_is_no_model(void **state)
     open_fails(test_path("zip.bin"), LT_E_FORMAT, "zip archive");
     save("lfs.gguf", "version https://git-lfs.github.com/spec/v1\n", 43);
     open_fails(test_path("lfs.gguf"), LT_E_FORMAT, "Git LFS pointer");
-    open_fails("/dev/null", LT_E_INVALID, "not a regular file");
+    open_fails("/dev/null", LT_E_FORMAT, "not a regular file");
     assert_int_equal(mkdir(test_path("empty"), 0700), 0);
     open_fails(test_path("empty"), LT_E_NOT_FOUND, "folder without config.json");
     lt_modelfile_close(NULL);
