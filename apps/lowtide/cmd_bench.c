@@ -64,12 +64,23 @@ static void fill_ids(bench *b, uint32_t n)
     }
 }
 
-static lt_status go_to(bench *b, uint32_t depth)
+/* A signal that comes when nothing of an eval is left to launch does not end that eval. */
+static lt_status eval(bench *b, const int32_t *ids, uint32_t n)
 {
     const float *logits;
+    lt_status s = lt_session_eval(b->a.session, ids, n, &logits, &b->a.err);
+    if (s == LT_OK && app_interrupted()) {
+        s = b->a.err.status = LT_E_CANCELED;
+        snprintf(b->a.err.text, sizeof b->a.err.text, "stopped");
+    }
+    return s;
+}
+
+static lt_status go_to(bench *b, uint32_t depth)
+{
     lt_status s = lt_session_truncate(b->a.session, 0, &b->a.err);
     fill_ids(b, depth);
-    return s == LT_OK && depth ? lt_session_eval(b->a.session, b->ids, depth, &logits, &b->a.err) : s;
+    return s == LT_OK && depth ? eval(b, b->ids, depth) : s;
 }
 
 static void add_result(bench *b, const char *test, uint32_t n, uint32_t depth, const double *tps, double floor)
@@ -94,7 +105,6 @@ static lt_status measure(bench *b, bool prefill, uint32_t n, uint32_t depth)
     double *tps = calloc(b->repeat, sizeof *tps), floor = 0;
     lt_status s = tps ? LT_OK : (no_memory(b));
     for (uint32_t r = 0; s == LT_OK && r <= b->repeat; r++) { /* the first does not count */
-        const float *logits;
         lt_report before, after;
         if ((s = go_to(b, depth)) != LT_OK)
             break;
@@ -102,13 +112,13 @@ static lt_status measure(bench *b, bool prefill, uint32_t n, uint32_t depth)
         lt_session_get_report(b->a.session, &before);
         double t0 = now();
         if (prefill) {
-            s = lt_session_eval(b->a.session, b->ids, n, &logits, &b->a.err);
+            s = eval(b, b->ids, n);
         } else {
             if (!depth) /* a first token on an empty cache counts as a prompt */
-                s = lt_session_eval(b->a.session, b->ids, 1, &logits, &b->a.err);
+                s = eval(b, b->ids, 1);
             t0 = now();
             for (uint32_t i = !depth; s == LT_OK && i < n + !depth; i++)
-                s = lt_session_eval(b->a.session, &b->ids[i % n], 1, &logits, &b->a.err);
+                s = eval(b, &b->ids[i % n], 1);
         }
         double t = now() - t0;
         lt_session_get_report(b->a.session, &after);
