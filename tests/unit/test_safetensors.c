@@ -79,7 +79,7 @@ static void check_llama_keys(const lt_modelfile *f)
 
 static void check_llama_vocabulary(const lt_modelfile *f)
 {
-    static const char *const tokens[] = {"a", "\xc4\xa0", "<end>", " x", "[PAD4]", "\xc4\xa0" "a"};
+    static const char *const tokens[] = {"a", "\xc4\xa0", "<end>", " x", "[PAD4]", ("\xc4\xa0" "a")};
     static const int64_t types[] = {1, 1, 3, 4, 5, 1};
     const lt_key *k = lt_modelfile_key(f, "tokenizer.ggml.tokens"), *ty = lt_modelfile_key(f, "tokenizer.ggml.token_type"),
                  *m = lt_modelfile_key(f, "tokenizer.ggml.merges"), *e = lt_modelfile_key(f, "tokenizer.ggml.eos_token_ids");
