@@ -36,7 +36,8 @@ typedef struct bench {
     double read_rate; /* bytes a second */
 } bench;
 
-static void *need(void *p) {
+static void *need(void *p)
+{
     if (!p) {
         fprintf(stderr, "out of memory\n");
         exit(1);
@@ -45,7 +46,8 @@ static void *need(void *p) {
 }
 
 typedef struct read_job { const uint64_t *p; uint64_t n; volatile uint64_t sink[LT_TEAM_MAX]; } read_job;
-static void read_rank(void *arg, uint32_t rank, uint32_t ranks) {
+static void read_rank(void *arg, uint32_t rank, uint32_t ranks)
+{
     read_job *j = arg;
     uint64_t i, end, a = 0, b = 0, c = 0, d = 0;
     lt__team_range(j->n, 512, rank, ranks, &i, &end);
@@ -56,7 +58,8 @@ static void read_rank(void *arg, uint32_t rank, uint32_t ranks) {
     }
     j->sink[rank] = a ^ b ^ c ^ d;
 }
-static double read_rate(bench *b) {
+static double read_rate(bench *b)
+{
     static read_job j;
     j.p = (const uint64_t *)(void *)b->pool, j.n = POOL_BYTES / 8;
     uint64_t best = UINT64_MAX;
@@ -68,7 +71,8 @@ static double read_rate(bench *b) {
     return (double)POOL_BYTES / ((double)best * 1e-9);
 }
 
-static lt_view view2(void *p, lt_dtype t, int64_t rows, int64_t cols) {
+static lt_view view2(void *p, lt_dtype t, int64_t rows, int64_t cols)
+{
     uint64_t bytes = 0;
     if (!lt_dtype_row_bytes(t, (uint64_t)cols, &bytes))
         exit(2);
@@ -77,7 +81,8 @@ static lt_view view2(void *p, lt_dtype t, int64_t rows, int64_t cols) {
 }
 
 /* Best time of one product in ns, over buffers taken in turn. */
-static double time_linear(bench *b, const shape *s, int64_t tokens, uint64_t budget_ns) {
+static double time_linear(bench *b, const shape *s, int64_t tokens, uint64_t budget_ns)
+{
     lt_dtype at = lt_dtype_get(s->t)->kind == LT_DTYPE_KIND_QUANT ? LT_DTYPE_Q8A : LT_DTYPE_F32;
     lt_op_args a = {.op = LT_OP_LINEAR, .n_src = 2};
     a.src[0] = view2(b->act, at, tokens, s->cols);
@@ -103,7 +108,8 @@ static double time_linear(bench *b, const shape *s, int64_t tokens, uint64_t bud
     return best;
 }
 
-static void bench_shape(bench *b, const shape *s) {
+static void bench_shape(bench *b, const shape *s)
+{
     uint64_t row_bytes = 0;
     if (!lt_dtype_row_bytes(s->t, (uint64_t)s->cols, &row_bytes))
         exit(2);
@@ -119,7 +125,8 @@ static void bench_shape(bench *b, const shape *s) {
     printf("\n");
 }
 
-int main(int argc, char **argv) {
+int main(int argc, char **argv)
+{
     bench b = {.isa = lt__cpu_isa_best()};
     uint32_t only_threads = 0;
     const char *only = NULL;

@@ -13,12 +13,14 @@
 
 enum { PASSES = 3 };
 
-static void die(const char *what) {
+static void die(const char *what)
+{
     fprintf(stderr, "bench_residency: %s\n", what);
     exit(1);
 }
 
-static double plain_rate(const char *path, uint64_t bytes) {
+static double plain_rate(const char *path, uint64_t bytes)
+{
     void *buf;
     size_t unit = 1 << 20;
     int fd = open(path, O_RDONLY | O_DIRECT);
@@ -32,7 +34,8 @@ static double plain_rate(const char *path, uint64_t bytes) {
     return (double)bytes / s * 1e-9;
 }
 
-static double ring_rate(lt_ctx *ctx, const char *path, uint64_t bytes, uint64_t ring, uint64_t each) {
+static double ring_rate(lt_ctx *ctx, const char *path, uint64_t bytes, uint64_t ring, uint64_t each)
+{
     lt_err err;
     lt_device *dev;
     lt_pool *pool;
@@ -77,7 +80,8 @@ static double ring_rate(lt_ctx *ctx, const char *path, uint64_t bytes, uint64_t 
     return (double)(n * each) / s * 1e-9;
 }
 
-int main(int argc, char **argv) {
+int main(int argc, char **argv)
+{
     if (argc < 2) {
         fprintf(stderr, "usage: bench_residency FILE [RING_MIB] [ITEM_KIB]\n");
         return 2;

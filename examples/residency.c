@@ -25,7 +25,8 @@ typedef struct program {
 } program;
 
 /* Layer i holds the byte i + 1. */
-static int write_layers(char *path) {
+static int write_layers(char *path)
+{
     int fd = mkstemp(path);
     FILE *f = fd < 0 ? NULL : fdopen(fd, "wb");
     static char layer[LAYER_BYTES];
@@ -37,7 +38,8 @@ static int write_layers(char *path) {
     return fclose(f);
 }
 
-static lt_status open_all(program *p, const char *path, lt_err *err) {
+static lt_status open_all(program *p, const char *path, lt_err *err)
+{
     lt_pool_desc pd = lt_pool_desc_default();
     lt_residency_desc rd = lt_residency_desc_default();
     uint32_t file;
@@ -62,7 +64,8 @@ static lt_status open_all(program *p, const char *path, lt_err *err) {
     return lt_residency_plan(p->res, p->item, LAYERS, true, err);
 }
 
-static void close_all(program *p) {
+static void close_all(program *p)
+{
     lt_residency_destroy(p->res);
     if (p->queue) lt_queue_destroy(p->queue);
     lt_store_destroy(p->store);
@@ -72,7 +75,8 @@ static void close_all(program *p) {
 }
 
 /* One sweep: lease, enqueue work, release. The host waits for the device only at the end. */
-static lt_status sweep(program *p, lt_err *err) {
+static lt_status sweep(program *p, lt_err *err)
+{
     for (int i = 0; i < LAYERS; i++) {
         lt_lease l;
         lt_status st = lt_residency_lease(p->res, p->item[i], p->queue, &l, err);
@@ -84,7 +88,8 @@ static lt_status sweep(program *p, lt_err *err) {
     return lt_queue_sync(p->queue, err);
 }
 
-static bool run(program *p, const char *path, lt_err *err) {
+static bool run(program *p, const char *path, lt_err *err)
+{
     if (open_all(p, path, err) != LT_OK) return false;
     for (int pass = 0; pass < PASSES; pass++) {
         if (sweep(p, err) != LT_OK) return false;
@@ -104,7 +109,8 @@ static bool run(program *p, const char *path, lt_err *err) {
     return true;
 }
 
-int main(void) {
+int main(void)
+{
     char path[] = "/tmp/lowtide-example-XXXXXX";
     program p = {.out = malloc((size_t)LAYERS * LAYER_BYTES)};
     lt_err err = {0};

@@ -37,13 +37,15 @@ typedef struct world {
 static uint8_t file_bytes[FILE_BYTES];
 static char file_path[64];
 
-static uint32_t take(world *w) {
+static uint32_t take(world *w)
+{
     if (w->left == 0) return 0;
     w->left--;
     return *w->data++;
 }
 
-static bool fault(void *user, lt_fault_point point) {
+static bool fault(void *user, lt_fault_point point)
+{
     world *w = user;
     if (point != __atomic_load_n(&w->fault_point, __ATOMIC_RELAXED)) return false;
     bool now = __atomic_fetch_sub(&w->fault_in, 1, __ATOMIC_RELAXED) == 1;
@@ -53,18 +55,21 @@ static bool fault(void *user, lt_fault_point point) {
 
 #define MUST(x) do { if (!(x)) { fprintf(stderr, "fuzz_residency: %s\n", #x); abort(); } } while (0)
 
-static lt_status home_read(void *user, uint64_t at, void *dst, uint64_t n, lt_err *err) {
+static lt_status home_read(void *user, uint64_t at, void *dst, uint64_t n, lt_err *err)
+{
     (void)err;
     memcpy(dst, ((struct thing *)user)->home + at, n);
     return LT_OK;
 }
-static lt_status home_write(void *user, uint64_t at, const void *src, uint64_t n, lt_err *err) {
+static lt_status home_write(void *user, uint64_t at, const void *src, uint64_t n, lt_err *err)
+{
     (void)err;
     memcpy(((struct thing *)user)->home + at, src, n);
     return LT_OK;
 }
 
-static void check(world *w) {
+static void check(world *w)
+{
     lt_err err;
     if (lt_residency_check(w->res, &err) != LT_OK || lt_pool_check(w->pool, &err) != LT_OK) {
         fprintf(stderr, "fuzz_residency: %s\n", err.text);
@@ -73,7 +78,8 @@ static void check(world *w) {
 }
 
 /* A queue that failed stays failed; whoever uses it makes a new one. */
-static void mend(world *w) {
+static void mend(world *w)
+{
     lt_err err;
     if (lt_queue_sync(w->q, &err) == LT_OK) return;
     MUST(__atomic_load_n(&w->failed, __ATOMIC_RELAXED));
@@ -85,7 +91,8 @@ static void mend(world *w) {
     MUST(st == LT_OK || err.text[0]);
 }
 
-static void add(world *w) {
+static void add(world *w)
+{
     struct thing *t = &w->thing[take(w) % ITEMS];
     if (t->live) return;
     uint32_t kind = take(w);
@@ -109,7 +116,8 @@ static void add(world *w) {
     }
 }
 
-static void compare(world *w, size_t i, lt_addr addr) {
+static void compare(world *w, size_t i, lt_addr addr)
+{
     struct thing *t = &w->thing[i];
     static uint8_t got[40001];
     lt_err err;
@@ -121,14 +129,16 @@ static void compare(world *w, size_t i, lt_addr addr) {
     MUST(memcmp(got, t->writable ? t->home : file_bytes + t->offset, t->bytes) == 0);
 }
 
-static void let_go(world *w, size_t h) {
+static void let_go(world *w, size_t h)
+{
     if (!w->held[h].addr) return;
     lt_residency_release(w->res, w->held[h], w->q);
     w->thing[w->held_thing[h]].held--;
     w->held[h] = (lt_lease){0};
 }
 
-static void lease(world *w) {
+static void lease(world *w)
+{
     size_t h = take(w) % HELD, i = take(w) % ITEMS;
     struct thing *t = &w->thing[i];
     lt_err err = {0};
@@ -145,7 +155,8 @@ static void lease(world *w) {
     compare(w, i, w->held[h].addr);
 }
 
-static void lease_many(world *w) {
+static void lease_many(world *w)
+{
     lt_item items[3];
     lt_lease l[3];
     size_t n = take(w) % 3 + 1, which[3];
@@ -164,7 +175,8 @@ static void lease_many(world *w) {
     }
 }
 
-static void dirty(world *w) {
+static void dirty(world *w)
+{
     size_t h = take(w) % HELD;
     struct thing *t = &w->thing[w->held_thing[h]];
     lt_err err;
@@ -177,7 +189,8 @@ static void dirty(world *w) {
     else memset(t->home, value, t->bytes); /* what it must be once it is here again */
 }
 
-static void plan(world *w) {
+static void plan(world *w)
+{
     lt_item order[24];
     size_t n = take(w) % 24, k = 0;
     for (size_t i = 0; i < n; i++) {
@@ -187,7 +200,8 @@ static void plan(world *w) {
     (void)!lt_residency_plan(w->res, order, k, take(w) % 2, NULL);
 }
 
-static void remove_thing(world *w) {
+static void remove_thing(world *w)
+{
     struct thing *t = &w->thing[take(w) % ITEMS];
     lt_status st = lt_residency_remove(w->res, t->item, NULL);
     if (st == LT_OK) {
@@ -197,7 +211,8 @@ static void remove_thing(world *w) {
     } else MUST(!t->live || t->held > 0 || st == LT_E_IO || t->writable);
 }
 
-static void step(world *w) {
+static void step(world *w)
+{
     lt_err err;
     switch (take(w) % 11) {
     case 0: add(w); break;
@@ -232,7 +247,8 @@ static void step(world *w) {
     check(w);
 }
 
-static void make_file(void) {
+static void make_file(void)
+{
     if (file_path[0]) return;
     snprintf(file_path, sizeof file_path, "/tmp/lowtide-fuzz-%d", (int)getpid());
     for (size_t i = 0; i < FILE_BYTES; i++) file_bytes[i] = (uint8_t)(i * 2654435761u >> 13);
@@ -240,7 +256,8 @@ static void make_file(void) {
     MUST(f && fwrite(file_bytes, 1, FILE_BYTES, f) == FILE_BYTES && fclose(f) == 0);
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
     make_file();
     world *w = calloc(1, sizeof *w);
     w->data = data;

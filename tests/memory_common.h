@@ -19,23 +19,27 @@
 #include "lowtide/store.h"
 
 /* Any byte of any file can be checked without keeping the file in memory. */
-static inline uint8_t pattern_byte(uint64_t seed, uint64_t at) {
+static inline uint8_t pattern_byte(uint64_t seed, uint64_t at)
+{
     uint64_t x = (at + seed * 0x9e3779b97f4a7c15ull) * 0xbf58476d1ce4e5b9ull;
     return (uint8_t)(x >> 56 ^ x >> 24);
 }
 
-static inline void pattern_fill(void *dst, uint64_t seed, uint64_t at, size_t n) {
+static inline void pattern_fill(void *dst, uint64_t seed, uint64_t at, size_t n)
+{
     for (size_t i = 0; i < n; i++) ((uint8_t *)dst)[i] = pattern_byte(seed, at + i);
 }
 
 /* Offset of the first wrong byte, n when all are right. */
-static inline size_t pattern_check(const void *src, uint64_t seed, uint64_t at, size_t n) {
+static inline size_t pattern_check(const void *src, uint64_t seed, uint64_t at, size_t n)
+{
     for (size_t i = 0; i < n; i++)
         if (((const uint8_t *)src)[i] != pattern_byte(seed, at + i)) return i;
     return n;
 }
 
-static inline void temp_path(char *out, size_t n) {
+static inline void temp_path(char *out, size_t n)
+{
     const char *dir = getenv("LT_BUILD");
     snprintf(out, n, "%s/lt-test-XXXXXX", dir ? dir : "/tmp");
     int fd = mkstemp(out);
@@ -43,7 +47,8 @@ static inline void temp_path(char *out, size_t n) {
     close(fd);
 }
 
-static inline void pattern_file(char *path, size_t path_bytes, uint64_t seed, uint64_t bytes) {
+static inline void pattern_file(char *path, size_t path_bytes, uint64_t seed, uint64_t bytes)
+{
     temp_path(path, path_bytes);
     FILE *f = fopen(path, "wb");
     assert_non_null(f);
@@ -67,13 +72,15 @@ typedef struct test_ctx {
     char last_log[512];
 } test_ctx;
 
-static inline bool test_fault(void *user, lt_fault_point point) {
+static inline bool test_fault(void *user, lt_fault_point point)
+{
     test_ctx *t = user;
     long n = atomic_fetch_add(&t->seen[point], 1) + 1;
     return (int)point == atomic_load(&t->point) && n == atomic_load(&t->fail_at);
 }
 
-static inline void test_log(void *user, lt_log_level level, const char *area, const char *text) {
+static inline void test_log(void *user, lt_log_level level, const char *area, const char *text)
+{
     test_ctx *t = user;
     if (level <= LT_LOG_WARN) {
         if (atomic_fetch_add(&t->warnings, 1) == 0)
@@ -82,7 +89,8 @@ static inline void test_log(void *user, lt_log_level level, const char *area, co
     }
 }
 
-static inline void test_ctx_open(test_ctx *t) {
+static inline void test_ctx_open(test_ctx *t)
+{
     memset(t, 0, sizeof *t);
     lt_ctx_desc d = lt_ctx_desc_default();
     d.fault = test_fault;
@@ -93,13 +101,15 @@ static inline void test_ctx_open(test_ctx *t) {
     assert_int_equal(lt_ctx_create(&d, &t->ctx, &err), LT_OK);
 }
 
-static inline void test_ctx_arm(test_ctx *t, lt_fault_point point, long n) {
+static inline void test_ctx_arm(test_ctx *t, lt_fault_point point, long n)
+{
     for (int i = 0; i < LT_FAULT_COUNT; i++) atomic_store(&t->seen[i], 0);
     atomic_store(&t->point, (int)point);
     atomic_store(&t->fail_at, n);
 }
 
-static inline void test_ctx_close(test_ctx *t) {
+static inline void test_ctx_close(test_ctx *t)
+{
     uint64_t left = lt_ctx_host_bytes(t->ctx);
     lt_ctx_destroy(t->ctx);
     assert_int_equal(left, 0);

@@ -27,7 +27,8 @@ typedef struct rig {
 #define RIG_SEED 7
 
 static inline lt_status rig_try_open(rig *g, const char *spec, uint64_t pool_bytes, const char *file,
-                                     lt_store_mode mode, const lt_residency_desc *d, lt_err *err) {
+                                     lt_store_mode mode, const lt_residency_desc *d, lt_err *err)
+{
     lt_status st = lt_device_open(g->t.ctx, spec, &g->dev, err);
     if (st != LT_OK) return st;
     lt_pool_desc p = lt_pool_desc_default();
@@ -45,14 +46,16 @@ static inline lt_status rig_try_open(rig *g, const char *spec, uint64_t pool_byt
 }
 
 static inline void rig_open(rig *g, const char *spec, uint64_t pool_bytes, const char *file,
-                            lt_store_mode mode, const lt_residency_desc *d) {
+                            lt_store_mode mode, const lt_residency_desc *d)
+{
     lt_err err;
     memset(g, 0, sizeof *g);
     test_ctx_open(&g->t);
     assert_ok(rig_try_open(g, spec, pool_bytes, file, mode, d, &err), err);
 }
 
-static inline lt_status rig_try_add(rig *g, uint64_t bytes, bool streamed, int32_t priority, lt_err *err) {
+static inline lt_status rig_try_add(rig *g, uint64_t bytes, bool streamed, int32_t priority, lt_err *err)
+{
     size_t i = g->items;
     char name[32];
     snprintf(name, sizeof name, "w%zu", i);
@@ -67,19 +70,22 @@ static inline lt_status rig_try_add(rig *g, uint64_t bytes, bool streamed, int32
     return LT_OK;
 }
 
-static inline void rig_add(rig *g, uint64_t bytes, bool streamed) {
+static inline void rig_add(rig *g, uint64_t bytes, bool streamed)
+{
     lt_err err;
     assert_ok(rig_try_add(g, bytes, streamed, 0, &err), err);
 }
 
-static inline void rig_check(rig *g) {
+static inline void rig_check(rig *g)
+{
     lt_err err;
     assert_ok(lt_residency_check(g->res, &err), err);
     assert_ok(lt_pool_check(g->pool, &err), err);
 }
 
 /* Takes the item's bytes back to the host, on the compute queue, as a kernel would read them. */
-static inline lt_status rig_use(rig *g, size_t i, uint8_t *out, lt_err *err) {
+static inline lt_status rig_use(rig *g, size_t i, uint8_t *out, lt_err *err)
+{
     lt_lease l;
     lt_status st = lt_residency_lease(g->res, g->item[i], g->q, &l, err);
     if (st != LT_OK) return st;
@@ -88,13 +94,15 @@ static inline lt_status rig_use(rig *g, size_t i, uint8_t *out, lt_err *err) {
     return st;
 }
 
-static inline void rig_verify(rig *g, size_t i, const uint8_t *got) {
+static inline void rig_verify(rig *g, size_t i, const uint8_t *got)
+{
     size_t bad = pattern_check(got, RIG_SEED, g->offset[i], g->bytes[i]);
     if (bad != g->bytes[i]) fail_msg("item %zu: byte %zu of %zu is wrong", i, bad, (size_t)g->bytes[i]);
 }
 
 /* One pass over order: the host runs ahead, everything is compared at the end. */
-static inline lt_status rig_try_pass(rig *g, const size_t *order, size_t n, bool check, lt_err *err) {
+static inline lt_status rig_try_pass(rig *g, const size_t *order, size_t n, bool check, lt_err *err)
+{
     size_t total = 0;
     for (size_t k = 0; k < n; k++) total += g->bytes[order[k]];
     uint8_t *buf = malloc(total), *at = buf;
@@ -121,12 +129,14 @@ static inline lt_status rig_try_pass(rig *g, const size_t *order, size_t n, bool
     return st;
 }
 
-static inline void rig_pass(rig *g, const size_t *order, size_t n) {
+static inline void rig_pass(rig *g, const size_t *order, size_t n)
+{
     lt_err err;
     assert_ok(rig_try_pass(g, order, n, true, &err), err);
 }
 
-static inline void rig_plan(rig *g, const size_t *order, size_t n, bool cyclic) {
+static inline void rig_plan(rig *g, const size_t *order, size_t n, bool cyclic)
+{
     lt_err err;
     lt_item *items = calloc(n, sizeof *items);
     for (size_t i = 0; i < n; i++) items[i] = g->item[order[i]];
@@ -154,19 +164,22 @@ static inline void rig_shut(rig *g) { /* whatever was opened */
     g->at = 0;
 }
 
-static inline void rig_close(rig *g) {
+static inline void rig_close(rig *g)
+{
     rig_shut(g);
     test_ctx_close(&g->t);
 }
 
-static inline lt_residency_stats rig_stats(rig *g) {
+static inline lt_residency_stats rig_stats(rig *g)
+{
     lt_residency_stats s;
     lt_residency_get_stats(g->res, &s);
     return s;
 }
 
 /* Virtual work of a set duration that reads the leased item's first bytes. */
-static inline void rig_work(rig *g, lt_addr scratch, uint64_t ns) {
+static inline void rig_work(rig *g, lt_addr scratch, uint64_t ns)
+{
     lt_err err;
     lt_view v = {.addr = scratch, .dtype = LT_DTYPE_F32, .ndim = 1, .dim = {16}, .stride = {4}};
     lt_op_args a = {.op = LT_OP_SCALE, .n_src = 1, .src = {v}, .dst = v, .name = "work", .virtual_ns = ns};

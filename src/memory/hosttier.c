@@ -8,7 +8,8 @@
 
 enum { SEG_ALIGN = 4096, SEG_WISHED = 4 << 20 /* below that a link loses speed */, SEGS_MAX = 64 };
 
-uint64_t lt__host_budget(void) {
+uint64_t lt__host_budget(void)
+{
     lt__host_limits lim;
     lt__host_limits_get(&lim);
     uint64_t reserve = lt__min_u64(lim.ram_bytes / 8, 1ull << 30);
@@ -16,14 +17,16 @@ uint64_t lt__host_budget(void) {
                ? lt__min_u64(lim.ram_bytes, lim.available_bytes) - reserve : 0;
 }
 
-uint64_t lt__pin_budget(uint64_t asked) {
+uint64_t lt__pin_budget(uint64_t asked)
+{
     lt__host_limits lim;
     lt__host_limits_get(&lim);
     return lt__min_u64(asked, lt__min_u64(lim.memlock_bytes, lim.ram_bytes / 2));
 }
 
 lt_status lt__staging_init(lt__staging *st, lt_ctx *ctx, lt_device *dev, uint64_t bytes, uint64_t *pin_left,
-                           lt_err *err) {
+                           lt_err *err)
+{
     *st = (lt__staging){.ctx = ctx, .dev = dev};
     bytes = lt__max_u64(bytes, 4 * SEG_ALIGN);
     uint64_t segs = lt__min_u64(lt__max_u64(bytes / SEG_WISHED, 2), SEGS_MAX);
@@ -57,7 +60,8 @@ lt_status lt__staging_init(lt__staging *st, lt_ctx *ctx, lt_device *dev, uint64_
     return LT_OK;
 }
 
-void lt__staging_deinit(lt__staging *st) {
+void lt__staging_deinit(lt__staging *st)
+{
     if (st->pinned) lt_device_unpin(st->dev, st->base, (size_t)(st->segs * st->seg_bytes));
     for (uint32_t i = 0; st->seg && i < st->segs; i++) lt_event_destroy(st->seg[i].ev);
     lt__free(st->ctx, st->seg, st->segs * sizeof *st->seg);
@@ -65,7 +69,8 @@ void lt__staging_deinit(lt__staging *st) {
     *st = (lt__staging){0};
 }
 
-int lt__staging_take(lt__staging *st, bool wait) {
+int lt__staging_take(lt__staging *st, bool wait)
+{
     struct lt__segment *s = &st->seg[st->next];
     if (s->taken) return -1;
     if (s->flying) {
@@ -83,7 +88,8 @@ int lt__staging_take(lt__staging *st, bool wait) {
 
 char *lt__staging_at(const lt__staging *st, int i) { return st->base + (uint64_t)i * st->seg_bytes; }
 
-lt_status lt__staging_fly(lt__staging *st, int i, lt_queue *q, lt_err *err) {
+lt_status lt__staging_fly(lt__staging *st, int i, lt_queue *q, lt_err *err)
+{
     lt_status s = lt_event_record(st->seg[i].ev, q, err);
     if (s == LT_OK) st->seg[i].flying = true;
     else lt__ignore(lt_queue_sync(q, NULL)); /* no event to wait for: wait for all of it */

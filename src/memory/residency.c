@@ -8,13 +8,15 @@
 
 enum { TOKEN_BITS = 20, TOKENS_MAX = 1 << TOKEN_BITS };
 
-lt_residency_desc lt_residency_desc_default(void) {
+lt_residency_desc lt_residency_desc_default(void)
+{
     return (lt_residency_desc){.struct_bytes = sizeof(lt_residency_desc), .policy = lt_policy_lru};
 }
 
 /* --- create, destroy ----------------------------------------------------------------- */
 
-static void free_all(lt_residency *r) {
+static void free_all(lt_residency *r)
+{
     for (size_t i = 0; i < r->windows_len; i++) lt__window_destroy(r->windows[i].w);
     lt__free(r->ctx, r->windows, r->windows_cap * sizeof *r->windows);
     if (r->in) lt_queue_destroy(r->in);
@@ -47,7 +49,8 @@ static void free_all(lt_residency *r) {
     lt__free(r->ctx, r, sizeof *r);
 }
 
-lt_status lt_residency_create(lt_pool *pool, const lt_residency_desc *desc, lt_residency **out, lt_err *err) {
+lt_status lt_residency_create(lt_pool *pool, const lt_residency_desc *desc, lt_residency **out, lt_err *err)
+{
     if (!pool || !out) return lt__fail(err, LT_E_INVALID, "residency: pool and result must not be NULL");
     *out = NULL;
     lt_residency_desc d = desc ? *desc : lt_residency_desc_default();
@@ -104,7 +107,8 @@ lt_status lt_residency_create(lt_pool *pool, const lt_residency_desc *desc, lt_r
 }
 
 /* Ends the life of every copy; the transfer thread is gone. */
-static void drop_copies(lt_residency *r) {
+static void drop_copies(lt_residency *r)
+{
     for (uint32_t i = 0; i < r->items_len; i++) {
         res_copy *c = r->items[i].live ? r->items[i].copy : NULL;
         if (!c || c->in_ring) continue;
@@ -122,7 +126,8 @@ static void drop_copies(lt_residency *r) {
     for (size_t i = 0; i < r->carry_len; i++) lt__ignore(lt_event_sync(r->carry[i], NULL));
 }
 
-void lt_residency_destroy(lt_residency *r) {
+void lt_residency_destroy(lt_residency *r)
+{
     if (!r) return;
     lt_pool_set_pressure(r->pool, NULL, NULL);
     res_lock(r);
@@ -146,7 +151,8 @@ void lt_residency_destroy(lt_residency *r) {
 
 /* --- items --------------------------------------------------------------------------- */
 
-static lt_status check_desc(const lt_item_desc *d, lt_err *err) {
+static lt_status check_desc(const lt_item_desc *d, lt_err *err)
+{
     const char *name = d->name ? d->name : "(no name)";
     const lt_source *s = &d->source;
     uint64_t end;
@@ -170,7 +176,8 @@ static lt_status check_desc(const lt_item_desc *d, lt_err *err) {
     return LT_OK;
 }
 
-lt_status lt_residency_add(lt_residency *r, const lt_item_desc *desc, lt_item *out, lt_err *err) {
+lt_status lt_residency_add(lt_residency *r, const lt_item_desc *desc, lt_item *out, lt_err *err)
+{
     if (!r || !desc || !out)
         return lt__fail(err, LT_E_INVALID, "residency: manager, item and result must not be NULL");
     lt_status st = check_desc(desc, err);
@@ -209,17 +216,20 @@ lt_status lt_residency_add(lt_residency *r, const lt_item_desc *desc, lt_item *o
     return st;
 }
 
-static bool item_live(const lt_residency *r, lt_item item) {
+static bool item_live(const lt_residency *r, lt_item item)
+{
     return item.index < r->items_len && r->items[item.index].live &&
            r->items[item.index].serial == item.serial;
 }
 
-static lt_status no_item(lt_item item, lt_err *err) {
+static lt_status no_item(lt_item item, lt_err *err)
+{
     return lt__fail(err, LT_E_INVALID, "residency: item %" PRIu32 ".%" PRIu32 " does not exist (any longer)",
                     item.index, item.serial);
 }
 
-lt_status lt_residency_remove(lt_residency *r, lt_item item, lt_err *err) {
+lt_status lt_residency_remove(lt_residency *r, lt_item item, lt_err *err)
+{
     lt_status st = LT_OK;
     res_lock(r);
     for (;;) {
@@ -260,7 +270,8 @@ lt_status lt_residency_remove(lt_residency *r, lt_item item, lt_err *err) {
     return st;
 }
 
-lt_status lt_residency_plan(lt_residency *r, const lt_item *order, size_t n, bool cyclic, lt_err *err) {
+lt_status lt_residency_plan(lt_residency *r, const lt_item *order, size_t n, bool cyclic, lt_err *err)
+{
     if (!r || (n && !order))
         return lt__fail(err, LT_E_INVALID, "residency: manager and order must not be NULL");
     uint32_t *copy = lt__alloc_array(r->ctx, n, sizeof *copy);
@@ -301,7 +312,8 @@ lt_status lt_residency_plan(lt_residency *r, const lt_item *order, size_t n, boo
 
 /* --- loading ------------------------------------------------------------------------- */
 
-static lt_status ring_too_small(const lt_residency *r, const res_item *it, lt_err *err) {
+static lt_status ring_too_small(const lt_residency *r, const res_item *it, lt_err *err)
+{
     return lt__fail(err, LT_E_DEVICE_OOM,
                     "item '%s': needs %" PRIu64
                     " bytes of the ring with its alignment, the ring has %" PRIu64,
@@ -309,7 +321,8 @@ static lt_status ring_too_small(const lt_residency *r, const res_item *it, lt_er
 }
 
 /* Nobody who holds the slot can give it back: they are this very caller or wait themselves. */
-static bool held_for_ever(const lt_residency *r, const res_copy *c) {
+static bool held_for_ever(const lt_residency *r, const res_copy *c)
+{
     uint32_t known = 0;
     for (uint32_t i = 0; i < r->leases_len; i++) {
         const res_lease *l = &r->leases[i];
@@ -323,7 +336,8 @@ static bool held_for_ever(const lt_residency *r, const res_copy *c) {
     return known == c->leases;
 }
 
-static void wait_for_release(lt_residency *r) {
+static void wait_for_release(lt_residency *r)
+{
     res_waiter me = {pthread_self(), r->waiters};
     r->waiters = &me;
     r->ring_waiting++;
@@ -335,7 +349,8 @@ static void wait_for_release(lt_residency *r) {
 }
 
 /* *again: the lock was given up, look anew. */
-static lt_status load_into_ring(lt_residency *r, uint32_t i, res_copy **out, bool *again, lt_err *err) {
+static lt_status load_into_ring(lt_residency *r, uint32_t i, res_copy **out, bool *again, lt_err *err)
+{
     const res_item *it = &r->items[i];
     if (lt__res_slot_bytes(it) > r->ring.bytes) return ring_too_small(r, it, err);
     for (;;) {
@@ -362,7 +377,8 @@ static lt_status load_into_ring(lt_residency *r, uint32_t i, res_copy **out, boo
 }
 
 /* Kept copies that will be evictable without anyone's doing. */
-static bool room_is_coming(const lt_residency *r) {
+static bool room_is_coming(const lt_residency *r)
+{
     for (uint32_t i = 0; i < r->items_len; i++) {
         const res_copy *c = r->items[i].live ? r->items[i].copy : NULL;
         if (!c || c->in_ring) continue;
@@ -373,7 +389,8 @@ static bool room_is_coming(const lt_residency *r) {
 }
 
 static lt_status load_into_pool(lt_residency *r, uint32_t i, bool evict_prefetched, res_copy **out,
-                                bool *again, lt_err *err) {
+                                bool *again, lt_err *err)
+{
     res_item *it = &r->items[i];
     lt_err why = {0};
     lt_block b = {0};
@@ -410,12 +427,14 @@ static lt_status load_into_pool(lt_residency *r, uint32_t i, bool evict_prefetch
     return lt__fail(err, st, "item '%s': %s", it->name, why.text);
 }
 
-static lt_status start_load(lt_residency *r, uint32_t i, res_copy **out, bool *again, lt_err *err) {
+static lt_status start_load(lt_residency *r, uint32_t i, res_copy **out, bool *again, lt_err *err)
+{
     return r->items[i].streamed ? load_into_ring(r, i, out, again, err)
                                 : load_into_pool(r, i, true, out, again, err);
 }
 
-lt_status lt_residency_prefetch(lt_residency *r, lt_item item, lt_err *err) {
+lt_status lt_residency_prefetch(lt_residency *r, lt_item item, lt_err *err)
+{
     lt_status st = LT_OK;
     res_lock(r);
     for (bool again = true; again && st == LT_OK;) {
@@ -447,15 +466,18 @@ lt_status lt_residency_prefetch(lt_residency *r, lt_item item, lt_err *err) {
 
 /* --- leases -------------------------------------------------------------------------- */
 
-static void hold(lt_residency *r, res_copy *c) {
+static void hold(lt_residency *r, res_copy *c)
+{
     if (c->leases++ == 0) r->stats.pinned += c->bytes;
 }
 
-static void unhold(lt_residency *r, res_copy *c) {
+static void unhold(lt_residency *r, res_copy *c)
+{
     if (--c->leases == 0) r->stats.pinned -= c->bytes;
 }
 
-static lt_status take_record(lt_residency *r, uint32_t *out, lt_err *err) {
+static lt_status take_record(lt_residency *r, uint32_t *out, lt_err *err)
+{
     uint32_t i = r->leases_free;
     lt_event *ev = lt__res_event_take(r, err);
     if (!ev) return err && err->status != LT_OK ? err->status : LT_E_HOST_OOM;
@@ -476,7 +498,8 @@ static lt_status take_record(lt_residency *r, uint32_t *out, lt_err *err) {
     return LT_OK;
 }
 
-static void give_record(lt_residency *r, uint32_t i) {
+static void give_record(lt_residency *r, uint32_t i)
+{
     lt__res_event_give(r, r->leases[i].ev);
     r->leases[i].ev = NULL;
     r->leases[i].copy = NULL;
@@ -485,7 +508,8 @@ static void give_record(lt_residency *r, uint32_t i) {
 }
 
 /* A copy that is useless: its item loads anew; the memory goes when its last holder has gone. */
-static void abandon(lt_residency *r, res_copy *c) {
+static void abandon(lt_residency *r, res_copy *c)
+{
     if (c->item != LT__NO_ITEM && r->items[c->item].copy == c) r->items[c->item].copy = NULL;
     c->state = RES_FAILED;
     if (c->leases > 0) return;
@@ -494,7 +518,8 @@ static void abandon(lt_residency *r, res_copy *c) {
 }
 
 /* The queue, or the host where it is NULL, must not touch the copy before its bytes are there. */
-static lt_status await_ready(lt_residency *r, res_copy *c, lt_queue *queue, bool *lost, lt_err *err) {
+static lt_status await_ready(lt_residency *r, res_copy *c, lt_queue *queue, bool *lost, lt_err *err)
+{
     *lost = false;
     lt_event *ready = c->ready;
     if (!ready) return LT_OK;
@@ -518,7 +543,8 @@ static lt_status await_ready(lt_residency *r, res_copy *c, lt_queue *queue, bool
 
 /* Waits until the copy's transfer is under way on a queue or over. Held by the caller. */
 static lt_status await_copy(lt_residency *r, res_copy *c, lt_queue *queue, bool *retry, uint64_t *stall_from,
-                            lt_err *err) {
+                            lt_err *err)
+{
     *retry = false;
     while (c->state == RES_QUEUED || c->state == RES_MOVING) {
         if (!*stall_from) *stall_from = lt__now_ns();
@@ -543,7 +569,8 @@ static lt_status await_copy(lt_residency *r, res_copy *c, lt_queue *queue, bool 
 
 /* Lock held. On success the record holds the copy. Counts nothing: a lease of many may be undone. */
 static lt_status lease_one(lt_residency *r, lt_item item, lt_queue *queue, uint32_t *record, bool *hit,
-                           lt_err *err) {
+                           lt_err *err)
+{
     lt_err mine = {0};
     if (!err) err = &mine;
     lt_status st = item_live(r, item) ? take_record(r, record, err) : no_item(item, err);
@@ -595,7 +622,8 @@ static lt_status lease_one(lt_residency *r, lt_item item, lt_queue *queue, uint3
     return st;
 }
 
-static void count_lease(lt_residency *r, uint32_t record, bool hit, lt_lease *out) {
+static void count_lease(lt_residency *r, uint32_t record, bool hit, lt_lease *out)
+{
     res_lease *l = &r->leases[record];
     res_copy *c = l->copy;
     res_item *it = &r->items[c->item];
@@ -609,7 +637,8 @@ static void count_lease(lt_residency *r, uint32_t record, bool hit, lt_lease *ou
     res_trace(r, LT__TRACE_LEASE, c->item, c->bytes, (uint64_t)out->kind);
 }
 
-lt_status lt_residency_lease(lt_residency *r, lt_item item, lt_queue *queue, lt_lease *out, lt_err *err) {
+lt_status lt_residency_lease(lt_residency *r, lt_item item, lt_queue *queue, lt_lease *out, lt_err *err)
+{
     if (!r || !out) return lt__fail(err, LT_E_INVALID, "residency: manager and result must not be NULL");
     *out = (lt_lease){0};
     uint32_t record;
@@ -622,7 +651,8 @@ lt_status lt_residency_lease(lt_residency *r, lt_item item, lt_queue *queue, lt_
 }
 
 /* The use is over on `queue`, or on the host, as far as the record can say. */
-static void end_lease(lt_residency *r, uint32_t record, lt_queue *queue) {
+static void end_lease(lt_residency *r, uint32_t record, lt_queue *queue)
+{
     res_lease *l = &r->leases[record];
     res_copy *c = l->copy;
     if (queue) {
@@ -647,14 +677,16 @@ static void end_lease(lt_residency *r, uint32_t record, lt_queue *queue) {
     }
 }
 
-static bool find_lease(const lt_residency *r, lt_lease lease, uint32_t *record) {
+static bool find_lease(const lt_residency *r, lt_lease lease, uint32_t *record)
+{
     *record = lease.token & (TOKENS_MAX - 1);
     return *record < r->leases_len && r->leases[*record].copy &&
            (r->leases[*record].serial << TOKEN_BITS | *record) == lease.token &&
            r->leases[*record].copy->addr == lease.addr;
 }
 
-void lt_residency_release(lt_residency *r, lt_lease lease, lt_queue *queue) {
+void lt_residency_release(lt_residency *r, lt_lease lease, lt_queue *queue)
+{
     if (!r) return;
     res_lock(r);
     uint32_t record;
@@ -676,7 +708,8 @@ void lt_residency_release(lt_residency *r, lt_lease lease, lt_queue *queue) {
 }
 
 /* Bytes of ring that these items take together; one counts once. */
-static uint64_t ring_need(const lt_residency *r, const lt_item *items, size_t n) {
+static uint64_t ring_need(const lt_residency *r, const lt_item *items, size_t n)
+{
     uint64_t sum = 0;
     for (size_t i = 0; i < n; i++) {
         if (!item_live(r, items[i]) || !r->items[items[i].index].streamed) continue;
@@ -689,7 +722,8 @@ static uint64_t ring_need(const lt_residency *r, const lt_item *items, size_t n)
 }
 
 lt_status lt_residency_lease_many(lt_residency *r, const lt_item *items, size_t n, lt_queue *queue,
-                                  lt_lease *out, lt_err *err) {
+                                  lt_lease *out, lt_err *err)
+{
     if (!r || (n && (!items || !out)))
         return lt__fail(err, LT_E_INVALID, "residency: manager, items and result must not be NULL");
     if (n == 0) return LT_OK;
@@ -728,7 +762,8 @@ lt_status lt_residency_lease_many(lt_residency *r, const lt_item *items, size_t 
     return st;
 }
 
-lt_status lt_residency_mark_dirty(lt_residency *r, lt_lease lease, lt_err *err) {
+lt_status lt_residency_mark_dirty(lt_residency *r, lt_lease lease, lt_err *err)
+{
     lt_status st = LT_OK;
     uint32_t record;
     res_lock(r);
@@ -743,7 +778,8 @@ lt_status lt_residency_mark_dirty(lt_residency *r, lt_lease lease, lt_err *err) 
     return st;
 }
 
-lt_status lt_residency_sync(lt_residency *r, lt_err *err) {
+lt_status lt_residency_sync(lt_residency *r, lt_err *err)
+{
     res_lock(r);
     while (r->moving > 0) pthread_cond_wait(&r->moved, &r->lock);
     /* What is enqueued must have run, too: a failure shows only then. */

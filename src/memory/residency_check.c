@@ -3,7 +3,8 @@
 
 #include "memory/residency_impl.h"
 
-void lt_residency_get_stats(const lt_residency *cr, lt_residency_stats *out) {
+void lt_residency_get_stats(const lt_residency *cr, lt_residency_stats *out)
+{
     lt_residency *r = (lt_residency *)cr;
     res_lock(r);
     *out = r->stats;
@@ -14,7 +15,8 @@ void lt_residency_get_stats(const lt_residency *cr, lt_residency_stats *out) {
 
 typedef struct walk { uint64_t resident, pinned, leases, copies, moving; } walk;
 
-static lt_status check_copy(const lt_residency *r, const res_copy *c, walk *w, lt_err *err) {
+static lt_status check_copy(const lt_residency *r, const res_copy *c, walk *w, lt_err *err)
+{
     const char *name = c->item != LT__NO_ITEM ? r->items[c->item].name : "(none)";
     w->copies++;
     w->leases += c->leases;
@@ -36,7 +38,8 @@ static lt_status check_copy(const lt_residency *r, const res_copy *c, walk *w, l
     return LT_OK;
 }
 
-static lt_status check_locked(const lt_residency *r, lt_err *err) {
+static lt_status check_locked(const lt_residency *r, lt_err *err)
+{
     walk w = {0};
     uint64_t items = 0, held = 0;
     lt_status st = lt__ring_check(&r->ring, err);
@@ -89,7 +92,8 @@ static lt_status check_locked(const lt_residency *r, lt_err *err) {
     return LT_OK;
 }
 
-lt_status lt_residency_check(lt_residency *r, lt_err *err) {
+lt_status lt_residency_check(lt_residency *r, lt_err *err)
+{
     res_lock(r);
     lt_status st = check_locked(r, err);
     res_unlock(r);

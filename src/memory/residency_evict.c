@@ -1,7 +1,8 @@
 /* residency_evict.c - kept items: whom to evict, evicting, pressure, watermark. */
 #include "memory/residency_impl.h"
 
-static double score(const lt_residency *r, uint32_t i) {
+static double score(const lt_residency *r, uint32_t i)
+{
     const res_item *it = &r->items[i];
     lt_item_view v = {.item = {i, it->serial}, .bytes = it->bytes, .last_use = it->last_use,
                       .next_use = lt__res_next_use(r, it), .uses = it->uses, .loaded = it->loaded,
@@ -9,11 +10,13 @@ static double score(const lt_residency *r, uint32_t i) {
     return r->desc.policy(r->desc.policy_user, &v, r->clock);
 }
 
-static bool evictable(const res_copy *c) {
+static bool evictable(const res_copy *c)
+{
     return c && !c->in_ring && c->state == RES_READY && c->leases == 0 && !c->evicting && !c->write_failed;
 }
 
-res_copy *lt__res_victim(lt_residency *r, bool demand) {
+res_copy *lt__res_victim(lt_residency *r, bool demand)
+{
     res_copy *best = NULL;
     double best_score = 0;
     int32_t best_priority = 0;
@@ -31,20 +34,23 @@ res_copy *lt__res_victim(lt_residency *r, bool demand) {
     return best;
 }
 
-bool lt__res_victim_before(lt_residency *r, const res_copy *victim, const res_item *than) {
+bool lt__res_victim_before(lt_residency *r, const res_copy *victim, const res_item *than)
+{
     const res_item *v = &r->items[victim->item];
     if (v->priority != than->priority) return v->priority < than->priority;
     return score(r, victim->item) < score(r, (uint32_t)(than - r->items));
 }
 
-bool lt__res_copy_idle(const res_copy *c) {
+bool lt__res_copy_idle(const res_copy *c)
+{
     for (size_t i = 0; i < c->uses_len; i++)
         if (!lt_event_done(c->uses[i].ev)) return false;
     return !c->ready || lt_event_done(c->ready);
 }
 
 /* The copy is marked, so nobody takes it while the lock is away. */
-static void wait_idle(lt_residency *r, res_copy *c) {
+static void wait_idle(lt_residency *r, res_copy *c)
+{
     if (lt__res_copy_idle(c)) return;
     res_unlock(r);
     for (size_t i = 0; i < c->uses_len; i++) lt__ignore(lt_event_sync(c->uses[i].ev, NULL));
@@ -52,7 +58,8 @@ static void wait_idle(lt_residency *r, res_copy *c) {
     res_lock(r);
 }
 
-static lt_status write_back(lt_residency *r, res_copy *c) {
+static lt_status write_back(lt_residency *r, res_copy *c)
+{
     lt_err err = {0};
     lt_status st;
     if (pthread_equal(pthread_self(), r->thread)) {
@@ -70,7 +77,8 @@ static lt_status write_back(lt_residency *r, res_copy *c) {
     return st;
 }
 
-bool lt__res_evict(lt_residency *r, res_copy *c) {
+bool lt__res_evict(lt_residency *r, res_copy *c)
+{
     LT_ASSERT(evictable(c));
     c->evicting = true;
     if (c->dirty && write_back(r, c) != LT_OK) {
@@ -90,7 +98,8 @@ bool lt__res_evict(lt_residency *r, res_copy *c) {
 }
 
 /* Lock held. Above high down to low, then quiet until above high again. */
-void lt__res_trim(lt_residency *r) {
+void lt__res_trim(lt_residency *r)
+{
     while (r->trimming) {
         res_copy *v = r->stats.resident > r->desc.low_water ? lt__res_victim(r, true) : NULL;
         if (!v) r->trimming = false;
@@ -99,7 +108,8 @@ void lt__res_trim(lt_residency *r) {
     }
 }
 
-uint64_t lt__res_pressure(void *user, lt_pool *pool, uint64_t need) {
+uint64_t lt__res_pressure(void *user, lt_pool *pool, uint64_t need)
+{
     (void)pool;
     lt_residency *r = user;
     uint64_t given = 0;
@@ -114,7 +124,8 @@ uint64_t lt__res_pressure(void *user, lt_pool *pool, uint64_t need) {
     return given;
 }
 
-uint64_t lt_residency_shrink(lt_residency *r, uint64_t bytes) {
+uint64_t lt_residency_shrink(lt_residency *r, uint64_t bytes)
+{
     res_lock(r);
     while (r->stats.resident > bytes) {
         res_copy *v = lt__res_victim(r, true);

@@ -168,7 +168,8 @@ struct lt_residency {
 static inline void res_lock(lt_residency *r) { pthread_mutex_lock(&r->lock); }
 static inline void res_unlock(lt_residency *r) { pthread_mutex_unlock(&r->lock); }
 static inline void res_trace(lt_residency *r, lt__trace_action a, uint64_t object, uint64_t bytes,
-                             uint64_t aux) {
+                             uint64_t aux)
+{
     lt__trace_record(r->trace, 0, a, object, bytes, aux);
 }
 

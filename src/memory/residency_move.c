@@ -7,11 +7,13 @@
 
 #include <inttypes.h>
 
-static lt_status name_error(lt_err *err, lt_status st, const char *name, const lt_err *why) {
+static lt_status name_error(lt_err *err, lt_status st, const char *name, const lt_err *why)
+{
     return lt__fail_native(err, st, why->native, "item '%s': %s", name, why->text);
 }
 
-static res_copy *pop_job(res_jobs *l) {
+static res_copy *pop_job(res_jobs *l)
+{
     res_copy *c = l->first;
     l->first = c->next;
     if (!l->first) l->last = NULL;
@@ -19,14 +21,16 @@ static res_copy *pop_job(res_jobs *l) {
     return c;
 }
 
-static lt_event *undone_dep(const res_copy *c) {
+static lt_event *undone_dep(const res_copy *c)
+{
     for (size_t i = 0; i < c->deps_len; i++)
         if (!lt_event_done(c->deps[i])) return c->deps[i];
     return NULL;
 }
 
 /* Lock held. NULL with *blocked set: the next one waits for an event. */
-static res_copy *pick_job(lt_residency *r, lt_event **blocked) {
+static res_copy *pick_job(lt_residency *r, lt_event **blocked)
+{
     *blocked = NULL;
     if (r->urgent.first) return pop_job(&r->urgent);
     res_copy *c = r->normal.first;
@@ -36,7 +40,8 @@ static res_copy *pick_job(lt_residency *r, lt_event **blocked) {
 }
 
 /* Lock held. The job is over, well or not. */
-static void finish_job(lt_residency *r, res_copy *c) {
+static void finish_job(lt_residency *r, res_copy *c)
+{
     r->moving--;
     if (c->status == LT_OK) {
         c->state = RES_READY;
@@ -59,13 +64,15 @@ static void finish_job(lt_residency *r, res_copy *c) {
     pthread_cond_broadcast(&r->moved);
 }
 
-static lt_status need_queue(lt_residency *r, lt_queue **q, lt_err *err) {
+static lt_status need_queue(lt_residency *r, lt_queue **q, lt_err *err)
+{
     return *q ? LT_OK : lt_queue_create(r->dev, LT_QUEUE_COPY, q, err);
 }
 
 /* The copy queue failed: what it skipped carries the error in its events. A new one starts clean,
  * once everything the old one should have waited for has passed. */
-static void replace_queue(lt_residency *r, const lt_err *why) {
+static void replace_queue(lt_residency *r, const lt_err *why)
+{
     lt__ignore(lt_queue_sync(r->in, NULL));
     lt_queue_destroy(r->in);
     r->in = NULL;
@@ -84,14 +91,16 @@ static void replace_queue(lt_residency *r, const lt_err *why) {
 }
 
 static void fail_job(lt_residency *r, res_copy *c, const char *name, lt_status st, const lt_err *why,
-                     bool lost) {
+                     bool lost)
+{
     if (lost && r->in) replace_queue(r, why);
     if (c->status != LT_OK) return;
     c->lost = lost;
     c->status = name_error(&c->err, st, name, why);
 }
 
-static lt__window *window_of(lt_residency *r, lt_store *store, lt_err *err) {
+static lt__window *window_of(lt_residency *r, lt_store *store, lt_err *err)
+{
     for (size_t i = 0; i < r->windows_len; i++)
         if (r->windows[i].store == store) return r->windows[i].w;
     if (lt__grow(r->ctx, (void **)&r->windows, &r->windows_cap, r->windows_len + 1, sizeof *r->windows,
@@ -104,7 +113,8 @@ static lt__window *window_of(lt_residency *r, lt_store *store, lt_err *err) {
 }
 
 /* Page-locks a file's mapping, whole or not at all, within the pin budget. Once per file. */
-static void pin_mapping(lt_residency *r, const lt_source *s) {
+static void pin_mapping(lt_residency *r, const lt_source *s)
+{
     if (r->desc.pin_bytes == 0) return;
     for (size_t i = 0; i < r->pins_len; i++)
         if (r->pins[i].store == s->store && r->pins[i].file == s->file) return;
@@ -129,7 +139,8 @@ static void pin_mapping(lt_residency *r, const lt_source *s) {
 }
 
 /* Everything the queue must see before it may write to the copy's bytes. A failed use is over. */
-static lt_status enqueue_deps(lt_residency *r, res_copy *c, lt_err *err) {
+static lt_status enqueue_deps(lt_residency *r, res_copy *c, lt_err *err)
+{
     for (size_t i = 0; i < c->deps_len; i++) {
         if (lt_event_done(c->deps[i]) && lt_event_sync(c->deps[i], NULL) != LT_OK) continue;
         lt_status st = lt_queue_wait(r->in, c->deps[i], err);
@@ -138,7 +149,8 @@ static lt_status enqueue_deps(lt_residency *r, res_copy *c, lt_err *err) {
     return LT_OK;
 }
 
-static lt_status record_ready(lt_residency *r, res_copy *c, lt_err *err) {
+static lt_status record_ready(lt_residency *r, res_copy *c, lt_err *err)
+{
     res_lock(r);
     lt_event *ev = lt__res_event_take(r, err);
     res_unlock(r);
@@ -155,7 +167,8 @@ static lt_status record_ready(lt_residency *r, res_copy *c, lt_err *err) {
 }
 
 /* Straight from a mapping to the device, nothing read here. False: not this way. */
-static bool copy_from_mapping(lt_residency *r, res_copy *c, const res_item *it) {
+static bool copy_from_mapping(lt_residency *r, res_copy *c, const res_item *it)
+{
     const lt_source *s = &it->source;
     lt_err err = {0};
     if (!s->store || lt__store_file_mode(s->store, s->file) != LT_STORE_MAPPED) return false;
@@ -173,7 +186,8 @@ static bool copy_from_mapping(lt_residency *r, res_copy *c, const res_item *it) 
 }
 
 /* True when the job is already over. */
-static bool begin_job(lt_residency *r, res_copy *c) {
+static bool begin_job(lt_residency *r, res_copy *c)
+{
     const res_item *it = &r->cur_item;
     lt_err err = {0};
     lt_status st = LT_OK;
@@ -197,7 +211,8 @@ static bool begin_job(lt_residency *r, res_copy *c) {
 }
 
 /* Cuts the next piece of the current job and starts its read. False: no room to read into yet. */
-static bool cut_piece(lt_residency *r, bool wait) {
+static bool cut_piece(lt_residency *r, bool wait)
+{
     res_copy *c = r->cur;
     const res_item *it = &r->cur_item;
     const lt_source *s = &it->source;
@@ -234,7 +249,8 @@ static bool cut_piece(lt_residency *r, bool wait) {
     return true;
 }
 
-static void copy_piece(lt_residency *r, const res_piece *p, const char *name, const char *src, bool last) {
+static void copy_piece(lt_residency *r, const res_piece *p, const char *name, const char *src, bool last)
+{
     res_copy *c = p->copy;
     lt_err err = {0};
     lt_status st = need_queue(r, &r->in, &err);
@@ -258,7 +274,8 @@ static void copy_piece(lt_residency *r, const res_piece *p, const char *name, co
 }
 
 /* Handles the oldest piece. */
-static void finish_piece(lt_residency *r) {
+static void finish_piece(lt_residency *r)
+{
     res_piece *p = &r->pieces[r->piece_first];
     res_copy *c = p->copy;
     lt_err err = {0};
@@ -298,7 +315,8 @@ static void finish_piece(lt_residency *r) {
     res_unlock(r);
 }
 
-lt_status lt__res_write_back(lt_residency *r, res_copy *c, lt_err *err) {
+lt_status lt__res_write_back(lt_residency *r, res_copy *c, lt_err *err)
+{
     res_lock(r);
     const res_item it = r->items[c->item];
     res_unlock(r);
@@ -341,7 +359,8 @@ lt_status lt__res_write_back(lt_residency *r, res_copy *c, lt_err *err) {
 }
 
 /* Lock held; released while working. */
-static void start_job(lt_residency *r, res_copy *c) {
+static void start_job(lt_residency *r, res_copy *c)
+{
     if (c->state == RES_WRITING) {
         res_unlock(r);
         lt_err err = {0};
@@ -368,7 +387,8 @@ static void start_job(lt_residency *r, res_copy *c) {
 }
 
 /* Lock held. As many pieces as there is room for. Returns the event that holds up the next job. */
-static lt_event *fill_pieces(lt_residency *r) {
+static lt_event *fill_pieces(lt_residency *r)
+{
     lt_event *blocked = NULL;
     while (r->piece_len < LT__PIECES) {
         if (!r->cur) {
@@ -386,7 +406,8 @@ static lt_event *fill_pieces(lt_residency *r) {
 }
 
 /* Destroy: what has not begun never will. */
-static void cancel_jobs(lt_residency *r) {
+static void cancel_jobs(lt_residency *r)
+{
     while (r->urgent.first || r->normal.first) {
         res_copy *c = pop_job(r->urgent.first ? &r->urgent : &r->normal);
         c->status = lt__fail(&c->err, LT_E_CANCELED, "the residency manager is being destroyed");
@@ -396,7 +417,8 @@ static void cancel_jobs(lt_residency *r) {
     }
 }
 
-void *lt__res_thread(void *arg) {
+void *lt__res_thread(void *arg)
+{
     lt_residency *r = arg;
     res_lock(r);
     for (;;) {

@@ -5,12 +5,14 @@
  * a jump of nearly a whole round ahead. */
 enum { LOOK_BACK = 8 };
 
-static bool slot_idle(const res_copy *c) {
+static bool slot_idle(const res_copy *c)
+{
     return c->leases == 0 && c->pending == 0 && (c->state == RES_READY || c->state == RES_FAILED);
 }
 
 /* Pops the oldest slot; what was enqueued on its bytes is for the next slot to wait for. */
-static void pop_slot(lt_residency *r) {
+static void pop_slot(lt_residency *r)
+{
     res_copy *c = (res_copy *)lt__ring_pop(&r->ring);
     if (c->item != LT__NO_ITEM && r->items[c->item].copy == c) r->items[c->item].copy = NULL;
     if (c->prefetched && !c->leased_once && c->state == RES_READY) r->stats.prefetch_wasted++;
@@ -28,7 +30,8 @@ static void pop_slot(lt_residency *r) {
     lt__res_copy_free(r, c);
 }
 
-bool lt__res_ring_try(lt_residency *r, uint32_t item, res_copy **out, lt_status *st, lt_err *err) {
+bool lt__res_ring_try(lt_residency *r, uint32_t item, res_copy **out, lt_status *st, lt_err *err)
+{
     uint64_t need = lt__res_slot_bytes(&r->items[item]), off;
     *st = LT_OK;
     *out = NULL;
@@ -58,19 +61,22 @@ bool lt__res_ring_try(lt_residency *r, uint32_t item, res_copy **out, lt_status 
     return true;
 }
 
-void lt__res_ring_forget(lt_residency *r) {
+void lt__res_ring_forget(lt_residency *r)
+{
     for (lt__ring_slot *s = r->ring.first; s; s = s->next) ((res_copy *)s)->pending = 0;
     r->plan.ring_pos = r->plan.cursor;
 }
 
-void lt__res_ring_restart(lt_residency *r) {
+void lt__res_ring_restart(lt_residency *r)
+{
     lt__res_ring_forget(r);
     while (r->ring.first && slot_idle((res_copy *)r->ring.first)) pop_slot(r);
     if (!r->ring.first) r->ring.head = 0;
 }
 
 /* Index into plan.at of the item's first position at or after `pos` (within one round). */
-static size_t first_at(const res_plan *p, const res_item *it, size_t pos) {
+static size_t first_at(const res_plan *p, const res_item *it, size_t pos)
+{
     size_t lo = it->at, hi = it->at + it->at_len;
     while (lo < hi) {
         size_t mid = lo + (hi - lo) / 2;
@@ -81,7 +87,8 @@ static size_t first_at(const res_plan *p, const res_item *it, size_t pos) {
 }
 
 /* Absolute position of the item's next use; false: none is planned. */
-static bool next_pos(const lt_residency *r, const res_item *it, uint64_t *out) {
+static bool next_pos(const lt_residency *r, const res_item *it, uint64_t *out)
+{
     const res_plan *p = &r->plan;
     if (p->n == 0 || it->at_len == 0) return false;
     if (!p->cyclic && p->cursor >= p->n) return false;
@@ -92,12 +99,14 @@ static bool next_pos(const lt_residency *r, const res_item *it, uint64_t *out) {
     return true;
 }
 
-uint64_t lt__res_next_use(const lt_residency *r, const res_item *it) {
+uint64_t lt__res_next_use(const lt_residency *r, const res_item *it)
+{
     uint64_t pos;
     return next_pos(r, it, &pos) ? r->clock + (pos - r->plan.cursor) : LT_NEXT_USE_NEVER;
 }
 
-static void advance(lt_residency *r, uint64_t to) {
+static void advance(lt_residency *r, uint64_t to)
+{
     res_plan *p = &r->plan;
     uint64_t end = lt__min_u64(to, p->ring_pos);
     for (uint64_t at = p->cursor; at < end; at++) {
@@ -110,7 +119,8 @@ static void advance(lt_residency *r, uint64_t to) {
     p->kept_pos = lt__max_u64(p->kept_pos, to);
 }
 
-void lt__res_plan_lease(lt_residency *r, uint32_t item) {
+void lt__res_plan_lease(lt_residency *r, uint32_t item)
+{
     res_plan *p = &r->plan;
     uint64_t pos;
     if (!next_pos(r, &r->items[item], &pos)) return;
@@ -120,7 +130,8 @@ void lt__res_plan_lease(lt_residency *r, uint32_t item) {
     advance(r, pos + 1);
 }
 
-static void pump_ring(lt_residency *r) {
+static void pump_ring(lt_residency *r)
+{
     res_plan *p = &r->plan;
     uint64_t end = p->cyclic ? p->cursor + p->n : p->n;
     while (p->ring_pos < end) {
@@ -143,7 +154,8 @@ static void pump_ring(lt_residency *r) {
 }
 
 /* Kept items: only into room that is free or held by something used later, and never waits. */
-static bool prefetch_kept(lt_residency *r, uint32_t i) {
+static bool prefetch_kept(lt_residency *r, uint32_t i)
+{
     res_item *it = &r->items[i];
     lt_block b = {0};
     for (;;) {
@@ -173,7 +185,8 @@ static bool prefetch_kept(lt_residency *r, uint32_t i) {
     return true;
 }
 
-static void pump_kept(lt_residency *r) {
+static void pump_kept(lt_residency *r)
+{
     res_plan *p = &r->plan;
     uint64_t end = p->cyclic ? p->cursor + p->n : p->n, sum = 0;
     for (uint64_t at = p->cursor; at < end; at++) {
@@ -187,7 +200,8 @@ static void pump_kept(lt_residency *r) {
     }
 }
 
-void lt__res_pump(lt_residency *r) {
+void lt__res_pump(lt_residency *r)
+{
     if (r->plan.n == 0 || r->stop) return;
     if (r->ring.bytes > 0 && r->ring_waiting == 0) pump_ring(r);
     if (r->desc.ahead_bytes > 0) pump_kept(r);

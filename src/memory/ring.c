@@ -5,7 +5,8 @@
 
 void lt__ring_init(lt__ring *r, uint64_t bytes) { *r = (lt__ring){.bytes = bytes}; }
 
-bool lt__ring_place(const lt__ring *r, uint64_t bytes, uint64_t *off) {
+bool lt__ring_place(const lt__ring *r, uint64_t bytes, uint64_t *off)
+{
     if (bytes > r->bytes || bytes == 0) return false;
     *off = r->head;
     if (!r->first) {
@@ -21,7 +22,8 @@ bool lt__ring_place(const lt__ring *r, uint64_t bytes, uint64_t *off) {
     return bytes <= tail - r->head; /* wrapped; live: [tail, end) and [0, head) */
 }
 
-void lt__ring_push(lt__ring *r, lt__ring_slot *s, uint64_t off, uint64_t bytes) {
+void lt__ring_push(lt__ring *r, lt__ring_slot *s, uint64_t off, uint64_t bytes)
+{
     *s = (lt__ring_slot){.off = off, .bytes = bytes};
     if (r->last) r->last->next = s;
     else r->first = s;
@@ -31,7 +33,8 @@ void lt__ring_push(lt__ring *r, lt__ring_slot *s, uint64_t off, uint64_t bytes) 
     r->peak = lt__max_u64(r->peak, r->used);
 }
 
-lt__ring_slot *lt__ring_pop(lt__ring *r) {
+lt__ring_slot *lt__ring_pop(lt__ring *r)
+{
     lt__ring_slot *s = r->first;
     if (!s) return NULL;
     r->first = s->next;
@@ -41,7 +44,8 @@ lt__ring_slot *lt__ring_pop(lt__ring *r) {
     return s;
 }
 
-lt_status lt__ring_check(const lt__ring *r, lt_err *err) {
+lt_status lt__ring_check(const lt__ring *r, lt_err *err)
+{
     uint64_t used = 0, at = r->first ? r->first->off : 0;
     int wraps = 0;
     const lt__ring_slot *last = NULL;

@@ -14,13 +14,15 @@
 
 enum { PLAIN_UNIT = 8 << 20 }; /* one pread; large enough that the calls cost nothing */
 
-static lt_store_mode choose_mode(const lt_store *s, uint64_t total) {
+static lt_store_mode choose_mode(const lt_store *s, uint64_t total)
+{
     if (s->asked != LT_STORE_AUTO) return s->asked;
     return total <= s->cache_bytes ? LT_STORE_MAPPED : LT_STORE_DIRECT;
 }
 
 lt_status lt_store_create(lt_ctx *ctx, lt_store_mode mode, uint64_t cache_bytes, lt_store **out,
-                          lt_err *err) {
+                          lt_err *err)
+{
     if (!ctx || !out) return lt__fail(err, LT_E_INVALID, "store: context and result must not be NULL");
     *out = NULL;
     if (mode < LT_STORE_AUTO || mode > LT_STORE_PLAIN)
@@ -37,7 +39,8 @@ lt_status lt_store_create(lt_ctx *ctx, lt_store_mode mode, uint64_t cache_bytes,
     return LT_OK;
 }
 
-static void close_file(lt_ctx *ctx, store_file *f) {
+static void close_file(lt_ctx *ctx, store_file *f)
+{
     if (f->map) munmap(f->map, f->bytes);
     if (f->fd_direct >= 0) close(f->fd_direct);
     if (f->fd >= 0) close(f->fd);
@@ -45,7 +48,8 @@ static void close_file(lt_ctx *ctx, store_file *f) {
     lt__free(ctx, f, sizeof *f);
 }
 
-void lt_store_destroy(lt_store *s) {
+void lt_store_destroy(lt_store *s)
+{
     if (!s) return;
     for (size_t i = 0; i < s->idle_len; i++) lt__window_destroy(s->idle[i]);
     lt__free(s->ctx, s->idle, s->idle_cap * sizeof *s->idle);
@@ -55,7 +59,8 @@ void lt_store_destroy(lt_store *s) {
     lt__free(s->ctx, s, sizeof *s);
 }
 
-void lt__store_refuse_direct(lt_store *s, store_file *f, int why) {
+void lt__store_refuse_direct(lt_store *s, store_file *f, int why)
+{
     atomic_store(&f->direct, false);
     pthread_mutex_lock(&s->lock);
     s->used = LT_STORE_PLAIN;
@@ -66,7 +71,8 @@ void lt__store_refuse_direct(lt_store *s, store_file *f, int why) {
                 strerror(why));
 }
 
-static lt_status map_file(lt_store *s, store_file *f, lt_err *err) {
+static lt_status map_file(lt_store *s, store_file *f, lt_err *err)
+{
     if (f->bytes == 0 || f->map) return LT_OK;
     if (f->bytes > SIZE_MAX) return lt__fail(err, LT_E_UNSUPPORTED, "%s: too large to map", f->path);
     void *p = MAP_FAILED;
@@ -80,7 +86,8 @@ static lt_status map_file(lt_store *s, store_file *f, lt_err *err) {
     return LT_OK;
 }
 
-static void open_direct(lt_store *s, store_file *f) {
+static void open_direct(lt_store *s, store_file *f)
+{
     if (f->fd_direct >= 0) return;
     f->fd_direct = open(f->path, O_RDONLY | O_DIRECT | O_CLOEXEC);
     if (f->fd_direct >= 0) atomic_store(&f->direct, true);
@@ -90,7 +97,8 @@ static void open_direct(lt_store *s, store_file *f) {
     }
 }
 
-lt_status lt_store_add_file(lt_store *s, const char *path, uint32_t *out, lt_err *err) {
+lt_status lt_store_add_file(lt_store *s, const char *path, uint32_t *out, lt_err *err)
+{
     if (!s || !path || !out)
         return lt__fail(err, LT_E_INVALID, "store: store, path and result must not be NULL");
     store_file *f = lt__zalloc(s->ctx, sizeof *f);
@@ -152,24 +160,28 @@ fail:
     return st;
 }
 
-store_file *lt__store_file(lt_store *s, uint32_t file) {
+store_file *lt__store_file(lt_store *s, uint32_t file)
+{
     pthread_mutex_lock(&s->lock);
     store_file *f = file < s->files_len ? s->files[file] : NULL;
     pthread_mutex_unlock(&s->lock);
     return f;
 }
 
-uint64_t lt_store_file_bytes(const lt_store *s, uint32_t file) {
+uint64_t lt_store_file_bytes(const lt_store *s, uint32_t file)
+{
     const store_file *f = lt__store_file((lt_store *)s, file);
     return f ? f->bytes : 0;
 }
 
-const char *lt_store_file_path(const lt_store *s, uint32_t file) {
+const char *lt_store_file_path(const lt_store *s, uint32_t file)
+{
     const store_file *f = lt__store_file((lt_store *)s, file);
     return f ? f->path : "(no such file of the store)";
 }
 
-lt_store_mode lt_store_mode_used(const lt_store *cs) {
+lt_store_mode lt_store_mode_used(const lt_store *cs)
+{
     lt_store *s = (lt_store *)cs;
     pthread_mutex_lock(&s->lock);
     lt_store_mode m = s->used;
@@ -177,14 +189,16 @@ lt_store_mode lt_store_mode_used(const lt_store *cs) {
     return m;
 }
 
-lt_store_mode lt__store_file_mode(lt_store *s, uint32_t file) {
+lt_store_mode lt__store_file_mode(lt_store *s, uint32_t file)
+{
     const store_file *f = lt__store_file(s, file);
     if (!f) return LT_STORE_PLAIN;
     if (atomic_load(&f->direct)) return LT_STORE_DIRECT;
     return f->map ? LT_STORE_MAPPED : LT_STORE_PLAIN;
 }
 
-lt_status lt__store_check_size(lt_store *s, store_file *f, lt_err *err) {
+lt_status lt__store_check_size(lt_store *s, store_file *f, lt_err *err)
+{
     (void)s;
     struct stat sb;
     if (fstat(f->fd, &sb) != 0) return lt__fail_errno(err, errno, "%s: cannot ask its size", f->path);
@@ -195,25 +209,29 @@ lt_status lt__store_check_size(lt_store *s, store_file *f, lt_err *err) {
     return LT_OK;
 }
 
-static bool span_inside(const store_file *f, uint64_t offset, uint64_t bytes) {
+static bool span_inside(const store_file *f, uint64_t offset, uint64_t bytes)
+{
     uint64_t end;
     return lt__add_u64(offset, bytes, &end) && end <= f->bytes;
 }
 
-const void *lt_store_map(const lt_store *s, uint32_t file, uint64_t offset, uint64_t bytes) {
+const void *lt_store_map(const lt_store *s, uint32_t file, uint64_t offset, uint64_t bytes)
+{
     const store_file *f = lt__store_file((lt_store *)s, file);
     if (!f || !f->map || !span_inside(f, offset, bytes)) return NULL;
     return (const char *)f->map + offset;
 }
 
-const void *lt__store_map_whole(lt_store *s, uint32_t file, uint64_t *bytes) {
+const void *lt__store_map_whole(lt_store *s, uint32_t file, uint64_t *bytes)
+{
     const store_file *f = lt__store_file(s, file);
     *bytes = f && f->map ? f->bytes : 0;
     return f ? f->map : NULL;
 }
 
 lt_status lt__store_map_checked(lt_store *s, uint32_t file, uint64_t offset, uint64_t bytes,
-                                const void **out, lt_err *err) {
+                                const void **out, lt_err *err)
+{
     *out = NULL;
     store_file *f = lt__store_file(s, file);
     if (!f || !f->map) return LT_OK;
@@ -230,7 +248,8 @@ lt_status lt__store_map_checked(lt_store *s, uint32_t file, uint64_t offset, uin
 }
 
 lt_status lt__store_read_plain(lt_store *s, store_file *f, uint64_t offset, void *dst, uint64_t bytes,
-                               lt_err *err) {
+                               lt_err *err)
+{
     uint64_t done = 0;
     while (done < bytes) {
         size_t n = (size_t)lt__min_u64(bytes - done, PLAIN_UNIT);
@@ -250,7 +269,8 @@ lt_status lt__store_read_plain(lt_store *s, store_file *f, uint64_t offset, void
     return LT_OK;
 }
 
-static lt_status take_window(lt_store *s, lt__window **out, lt_err *err) {
+static lt_status take_window(lt_store *s, lt__window **out, lt_err *err)
+{
     *out = NULL;
     pthread_mutex_lock(&s->lock);
     if (s->idle_len > 0) *out = s->idle[--s->idle_len];
@@ -258,7 +278,8 @@ static lt_status take_window(lt_store *s, lt__window **out, lt_err *err) {
     return *out ? LT_OK : lt__window_create(s, out, err);
 }
 
-static void give_window(lt_store *s, lt__window *w) {
+static void give_window(lt_store *s, lt__window *w)
+{
     pthread_mutex_lock(&s->lock);
     bool kept =
         lt__grow(s->ctx, (void **)&s->idle, &s->idle_cap, s->idle_len + 1, sizeof *s->idle, NULL) == LT_OK;
@@ -267,7 +288,8 @@ static void give_window(lt_store *s, lt__window *w) {
     if (!kept) lt__window_destroy(w);
 }
 
-lt_status lt_store_read(lt_store *s, uint32_t file, uint64_t offset, void *dst, uint64_t bytes, lt_err *err) {
+lt_status lt_store_read(lt_store *s, uint32_t file, uint64_t offset, void *dst, uint64_t bytes, lt_err *err)
+{
     if (!s || (!dst && bytes))
         return lt__fail(err, LT_E_INVALID, "store: store and destination must not be NULL");
     if (bytes == 0) return LT_OK;
@@ -281,7 +303,8 @@ lt_status lt_store_read(lt_store *s, uint32_t file, uint64_t offset, void *dst, 
     return st;
 }
 
-void lt_store_get_stats(const lt_store *s, lt_store_stats *out) {
+void lt_store_get_stats(const lt_store *s, lt_store_stats *out)
+{
     *out = (lt_store_stats){atomic_load(&s->reads), atomic_load(&s->bytes), atomic_load(&s->direct_bytes),
                             atomic_load(&s->busy_ns)};
 }

@@ -20,13 +20,15 @@ typedef struct uring_engine {
     uring_slot      slots[LT__READ_DEPTH];
 } uring_engine;
 
-static void uring_destroy(disk_engine *e) {
+static void uring_destroy(disk_engine *e)
+{
     uring_engine *u = (uring_engine *)e;
     io_uring_queue_exit(&u->ring);
     lt__free(u->ctx, u, sizeof *u);
 }
 
-static int uring_submit(disk_engine *e, disk_piece *p) {
+static int uring_submit(disk_engine *e, disk_piece *p)
+{
     uring_engine *u = (uring_engine *)e;
     uring_slot *slot = NULL;
     for (int i = 0; i < LT__READ_DEPTH && !slot; i++)
@@ -41,7 +43,8 @@ static int uring_submit(disk_engine *e, disk_piece *p) {
     return 0;
 }
 
-static void uring_flush(disk_engine *e) {
+static void uring_flush(disk_engine *e)
+{
     uring_engine *u = (uring_engine *)e;
     /* EAGAIN and EBUSY pass by themselves once completions are reaped; reap submits again. */
     while (io_uring_sq_ready(&u->ring) > 0) {
@@ -50,7 +53,8 @@ static void uring_flush(disk_engine *e) {
     }
 }
 
-static disk_piece *uring_reap(disk_engine *e, bool wait) {
+static disk_piece *uring_reap(disk_engine *e, bool wait)
+{
     uring_engine *u = (uring_engine *)e;
     struct io_uring_cqe *cqe = NULL;
     for (;;) {
@@ -69,7 +73,8 @@ static disk_piece *uring_reap(disk_engine *e, bool wait) {
     return p;
 }
 
-disk_engine *lt__disk_uring_create(lt_ctx *ctx, int *why) {
+disk_engine *lt__disk_uring_create(lt_ctx *ctx, int *why)
+{
     uring_engine *u = lt__zalloc(ctx, sizeof *u);
     *why = ENOMEM;
     if (!u) return NULL;
@@ -97,7 +102,8 @@ typedef struct threads_engine {
     bool            stop;
 } threads_engine;
 
-static void *threads_main(void *arg) {
+static void *threads_main(void *arg)
+{
     threads_engine *t = arg;
     pthread_mutex_lock(&t->lock);
     for (;;) {
@@ -120,7 +126,8 @@ static void *threads_main(void *arg) {
     return NULL;
 }
 
-static void threads_destroy(disk_engine *e) {
+static void threads_destroy(disk_engine *e)
+{
     threads_engine *t = (threads_engine *)e;
     pthread_mutex_lock(&t->lock);
     t->stop = true;
@@ -133,7 +140,8 @@ static void threads_destroy(disk_engine *e) {
     lt__free(t->ctx, t, sizeof *t);
 }
 
-static int threads_submit(disk_engine *e, disk_piece *p) {
+static int threads_submit(disk_engine *e, disk_piece *p)
+{
     threads_engine *t = (threads_engine *)e;
     p->next = NULL;
     pthread_mutex_lock(&t->lock);
@@ -146,7 +154,8 @@ static int threads_submit(disk_engine *e, disk_piece *p) {
 
 static void threads_flush(disk_engine *e) { (void)e; }
 
-static disk_piece *threads_reap(disk_engine *e, bool wait) {
+static disk_piece *threads_reap(disk_engine *e, bool wait)
+{
     threads_engine *t = (threads_engine *)e;
     pthread_mutex_lock(&t->lock);
     while (!t->done && wait) pthread_cond_wait(&t->done_changed, &t->lock);
@@ -156,7 +165,8 @@ static disk_piece *threads_reap(disk_engine *e, bool wait) {
     return p;
 }
 
-disk_engine *lt__disk_threads_create(lt_ctx *ctx, lt_err *err) {
+disk_engine *lt__disk_threads_create(lt_ctx *ctx, lt_err *err)
+{
     threads_engine *t = lt__zalloc(ctx, sizeof *t);
     if (!t) {
         (void)lt__fail_oom(err, sizeof *t, "reading threads of a store");

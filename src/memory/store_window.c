@@ -24,7 +24,8 @@ struct lt__window {
 
 enum { BOUNCE_BYTES = LT__READ_UNIT + LT__READ_BLOCK };
 
-lt_status lt__window_create(lt_store *s, lt__window **out, lt_err *err) {
+lt_status lt__window_create(lt_store *s, lt__window **out, lt_err *err)
+{
     *out = NULL;
     lt__window *w = lt__zalloc(s->ctx, sizeof *w);
     if (!w) return lt__fail_oom(err, sizeof *w, "a window of a store");
@@ -37,7 +38,8 @@ lt_status lt__window_create(lt_store *s, lt__window **out, lt_err *err) {
 
 static void complete_piece(lt__window *w, disk_piece *p);
 
-void lt__window_destroy(lt__window *w) {
+void lt__window_destroy(lt__window *w)
+{
     if (!w) return;
     for (lt__fetch *r = w->head; r; r = r->next) r->issued = r->bytes;
     w->next = NULL;
@@ -47,19 +49,22 @@ void lt__window_destroy(lt__window *w) {
     lt__free(w->ctx, w, sizeof *w);
 }
 
-static void fail_read(lt__fetch *r, lt_status st) {
+static void fail_read(lt__fetch *r, lt_status st)
+{
     r->status = st;
     r->issued = r->bytes;
 }
 
-static void want_range(lt__window *w, store_file *f, const lt__fetch *r) {
+static void want_range(lt__window *w, store_file *f, const lt__fetch *r)
+{
     /* The kernel reads ahead by itself only a little: say what comes. */
     (void)w;
     if (!atomic_load(&f->direct))
         (void)posix_fadvise(f->fd, (off_t)r->offset, (off_t)r->bytes, POSIX_FADV_WILLNEED);
 }
 
-void lt__window_queue(lt__window *w, lt__fetch *r) {
+void lt__window_queue(lt__window *w, lt__fetch *r)
+{
     r->status = LT_OK;
     r->err = (lt_err){0};
     r->issued = 0;
@@ -87,7 +92,8 @@ void lt__window_queue(lt__window *w, lt__fetch *r) {
 
 bool lt__window_done(const lt__fetch *r) { return r->issued == r->bytes && r->inflight == 0; }
 
-static lt_status need_engine(lt__window *w, lt_err *err) {
+static lt_status need_engine(lt__window *w, lt_err *err)
+{
     if (w->engine) return LT_OK;
     lt_store *s = w->store;
     if (!atomic_load(&s->no_uring)) {
@@ -104,7 +110,8 @@ static lt_status need_engine(lt__window *w, lt_err *err) {
 }
 
 /* Index of a free bounce buffer, -1 when all are in use, -2 when there is no memory for the first. */
-static int take_bounce(lt__window *w) {
+static int take_bounce(lt__window *w)
+{
     bool any = false;
     for (int i = 0; i < LT__READ_BOUNCES; i++) {
         if (w->bounce_used[i]) {
@@ -119,12 +126,14 @@ static int take_bounce(lt__window *w) {
     return any ? -1 : -2;
 }
 
-static char *bounce_base(const lt__window *w, int i) {
+static char *bounce_base(const lt__window *w, int i)
+{
     return (char *)(uintptr_t)lt__round_up((uintptr_t)w->bounce[i], LT__READ_BLOCK);
 }
 
 /* Cuts the next piece of r. False when it has to wait for a bounce buffer, or failed. */
-static bool cut_piece(lt__window *w, lt__fetch *r, store_file *f, disk_piece *p) {
+static bool cut_piece(lt__window *w, lt__fetch *r, store_file *f, disk_piece *p)
+{
     uint64_t pos = r->offset + r->issued, left = r->bytes - r->issued, end = pos + left;
     uint64_t from = lt__round_down(pos, LT__READ_BLOCK), to = lt__round_up(end, LT__READ_BLOCK);
     char *dst = (char *)r->dst + r->issued;
@@ -151,19 +160,22 @@ static bool cut_piece(lt__window *w, lt__fetch *r, store_file *f, disk_piece *p)
     return true;
 }
 
-static void drop_piece(lt__window *w, disk_piece *p) {
+static void drop_piece(lt__window *w, disk_piece *p)
+{
     if (p->bounce >= 0) w->bounce_used[p->bounce] = false;
     p->read->inflight--;
     p->used = false;
     if (--w->inflight == 0) atomic_fetch_add(&w->store->busy_ns, lt__now_ns() - w->busy_since);
 }
 
-static void submit_piece(lt__window *w, disk_piece *p) {
+static void submit_piece(lt__window *w, disk_piece *p)
+{
     int e = w->engine->submit(w->engine, p);
     LT_ASSERT(e == 0); /* as many slots as pieces */
 }
 
-void lt__window_pump(lt__window *w) {
+void lt__window_pump(lt__window *w)
+{
     bool any = false;
     while (w->inflight < LT__READ_DEPTH) {
         while (w->next && w->next->issued == w->next->bytes) w->next = w->next->next;
@@ -199,7 +211,8 @@ void lt__window_pump(lt__window *w) {
 }
 
 /* The part of a piece from `at` on, through the page cache. */
-static void read_rest_plain(lt__window *w, disk_piece *p, uint64_t at) {
+static void read_rest_plain(lt__window *w, disk_piece *p, uint64_t at)
+{
     uint64_t from = lt__max_u64(at, p->want_from), end = p->want_from + p->want_bytes;
     if (from >= end) return;
     lt_err err = {0};
@@ -210,7 +223,8 @@ static void read_rest_plain(lt__window *w, disk_piece *p, uint64_t at) {
     fail_read(p->read, st);
 }
 
-static void complete_piece(lt__window *w, disk_piece *p) {
+static void complete_piece(lt__window *w, disk_piece *p)
+{
     lt__fetch *r = p->read;
     int n = p->result;
     if (n == -EAGAIN || n == -EINTR) {
@@ -242,7 +256,8 @@ static void complete_piece(lt__window *w, disk_piece *p) {
     drop_piece(w, p);
 }
 
-static void unlink_read(lt__window *w, lt__fetch *r) {
+static void unlink_read(lt__window *w, lt__fetch *r)
+{
     lt__fetch **link = &w->head;
     while (*link != r) link = &(*link)->next;
     *link = r->next;
@@ -251,7 +266,8 @@ static void unlink_read(lt__window *w, lt__fetch *r) {
     r->queued = false;
 }
 
-lt_status lt__window_finish(lt__window *w, lt__fetch *r, lt_err *err) {
+lt_status lt__window_finish(lt__window *w, lt__fetch *r, lt_err *err)
+{
     LT_ASSERT(r->queued);
     store_file *f = lt__store_file(w->store, r->file);
     while (!lt__window_done(r)) {

@@ -11,12 +11,14 @@
 static char path[256];
 enum { FILE_BYTES = 24 << 20 };
 
-static int make_file(void **state) {
+static int make_file(void **state)
+{
     (void)state;
     pattern_file(path, sizeof path, RIG_SEED, FILE_BYTES);
     return 0;
 }
-static int drop_file(void **state) {
+static int drop_file(void **state)
+{
     (void)state;
     return unlink(path);
 }
@@ -24,7 +26,8 @@ static int drop_file(void **state) {
 #define SIM "sim:vram=64M,threads=1"
 #define SIM_VIRTUAL "sim:vram=64M,threads=1,clock=virtual,h2d=1000000000,d2h=1000000000"
 
-static uint64_t h2d(rig *g) {
+static uint64_t h2d(rig *g)
+{
     lt_device_stats s;
     lt_err err;
     assert_ok(lt_residency_sync(g->res, &err), err);
@@ -32,7 +35,8 @@ static uint64_t h2d(rig *g) {
     return s.h2d_bytes;
 }
 
-static void memory_1_h2d_returns_after_pressure(void **state) {
+static void memory_1_h2d_returns_after_pressure(void **state)
+{
     (void)state;
     static lt_policy_fn *const policies[] = {lt_policy_lru, lt_policy_next_use};
     for (int p = 0; p < 2; p++) {
@@ -68,7 +72,8 @@ static void memory_1_h2d_returns_after_pressure(void **state) {
     }
 }
 
-static void memory_2_nothing_is_pinned_and_leaving(void **state) {
+static void memory_2_nothing_is_pinned_and_leaving(void **state)
+{
     (void)state;
     rig g;
     lt_residency_desc d = lt_residency_desc_default();
@@ -105,7 +110,8 @@ static void memory_2_nothing_is_pinned_and_leaving(void **state) {
     rig_close(&g);
 }
 
-static void memory_4_one_large_request_evicts_all_it_needs(void **state) {
+static void memory_4_one_large_request_evicts_all_it_needs(void **state)
+{
     (void)state;
     rig g;
     lt_residency_desc d = lt_residency_desc_default();
@@ -128,7 +134,8 @@ static void memory_4_one_large_request_evicts_all_it_needs(void **state) {
     rig_close(&g);
 }
 
-static void memory_5_zero_budget_refuses_with_numbers(void **state) {
+static void memory_5_zero_budget_refuses_with_numbers(void **state)
+{
     (void)state;
     for (int ring = 0; ring < 2; ring++) {
         rig g;
@@ -156,7 +163,8 @@ static void memory_5_zero_budget_refuses_with_numbers(void **state) {
 
 /* A gate on a queue: what is behind it does not run before the host opens it. */
 typedef struct gate { atomic_int open, passed; } gate;
-static lt_status pass_gate(void *user, lt_err *err) {
+static lt_status pass_gate(void *user, lt_err *err)
+{
     (void)err;
     gate *g = user;
     while (!atomic_load(&g->open)) usleep(200);
@@ -164,7 +172,8 @@ static lt_status pass_gate(void *user, lt_err *err) {
     return LT_OK;
 }
 
-static void memory_14_no_reuse_before_the_consumer(void **state) {
+static void memory_14_no_reuse_before_the_consumer(void **state)
+{
     (void)state;
     static const lt_store_mode modes[] = {LT_STORE_MAPPED, LT_STORE_DIRECT, LT_STORE_PLAIN};
     for (int dev = 0; dev < 2; dev++)
@@ -204,7 +213,8 @@ static void memory_14_no_reuse_before_the_consumer(void **state) {
 }
 
 /* Every slot is overwritten with poison by its consumer, so a slot handed out before its copy ran shows. */
-static void memory_14_poisoned_slots_are_filled_anew(void **state) {
+static void memory_14_poisoned_slots_are_filled_anew(void **state)
+{
     (void)state;
     rig g;
     lt_residency_desc d = lt_residency_desc_default();
@@ -231,7 +241,8 @@ static void memory_14_poisoned_slots_are_filled_anew(void **state) {
     rig_close(&g);
 }
 
-static void memory_16_copies_overlap_compute(void **state) {
+static void memory_16_copies_overlap_compute(void **state)
+{
     (void)state;
     static const double ratios[] = {0.25, 0.8, 1.0, 1.25, 4.0};
     enum { LAYERS = 12, EACH = 1 << 20, ROUNDS = 5 };
@@ -275,7 +286,8 @@ static void memory_16_copies_overlap_compute(void **state) {
     }
 }
 
-static void memory_17_any_tensor_with_any_staging(void **state) {
+static void memory_17_any_tensor_with_any_staging(void **state)
+{
     (void)state;
     static const uint64_t staging[] = {1, 4096, 20000, 1 << 20};
     static const uint64_t sizes[] = {1, 4095, 4097, 1000003, 5 << 20};
@@ -297,7 +309,8 @@ static void memory_17_any_tensor_with_any_staging(void **state) {
         }
 }
 
-static void memory_19_what_fits_is_copied_once(void **state) {
+static void memory_19_what_fits_is_copied_once(void **state)
+{
     (void)state;
     for (int streamed = 0; streamed < 2; streamed++) /* even through the ring, when it holds all */
         for (int ahead = 0; ahead < 2; ahead++) {
@@ -324,7 +337,8 @@ static void memory_19_what_fits_is_copied_once(void **state) {
         }
 }
 
-static void memory_10_host_budget_follows_the_limit(void **state) {
+static void memory_10_host_budget_follows_the_limit(void **state)
+{
     (void)state;
     lt__host_limits lim;
     lt__host_limits_get(&lim);
@@ -343,7 +357,8 @@ static void memory_10_host_budget_follows_the_limit(void **state) {
     assert_int_equal(lt__pin_budget(1 << 20), before);
 }
 
-static void text_14_pinning_refused_falls_back_and_says_so(void **state) {
+static void text_14_pinning_refused_falls_back_and_says_so(void **state)
+{
     (void)state;
     for (int how = 0; how < 2; how++) {
         struct rlimit old, none;
@@ -369,7 +384,8 @@ static void text_14_pinning_refused_falls_back_and_says_so(void **state) {
     }
 }
 
-int main(void) {
+int main(void)
+{
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(memory_1_h2d_returns_after_pressure),
         cmocka_unit_test(memory_2_nothing_is_pinned_and_leaving),

@@ -6,23 +6,27 @@
 static char path[256];
 enum { FILE_BYTES = 2 << 20, STATE_BYTES = 70000 };
 
-static int make_file(void **state) {
+static int make_file(void **state)
+{
     (void)state;
     pattern_file(path, sizeof path, RIG_SEED, FILE_BYTES);
     return 0;
 }
-static int drop_file(void **state) {
+static int drop_file(void **state)
+{
     (void)state;
     return unlink(path);
 }
 
 static uint8_t home[STATE_BYTES];
-static lt_status home_read(void *user, uint64_t at, void *dst, uint64_t n, lt_err *err) {
+static lt_status home_read(void *user, uint64_t at, void *dst, uint64_t n, lt_err *err)
+{
     (void)user, (void)err;
     memcpy(dst, home + at, n);
     return LT_OK;
 }
-static lt_status home_write(void *user, uint64_t at, const void *src, uint64_t n, lt_err *err) {
+static lt_status home_write(void *user, uint64_t at, const void *src, uint64_t n, lt_err *err)
+{
     (void)user, (void)err;
     memcpy(home + at, src, n);
     return LT_OK;
@@ -31,7 +35,8 @@ static lt_status home_write(void *user, uint64_t at, const void *src, uint64_t n
 static const size_t order[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 3};
 enum { N = sizeof order / sizeof *order };
 
-static lt_status open_all(rig *g, const char *spec, lt_store_mode mode, lt_item *st_item, lt_err *err) {
+static lt_status open_all(rig *g, const char *spec, lt_store_mode mode, lt_item *st_item, lt_err *err)
+{
     lt_residency_desc d = lt_residency_desc_default();
     d.ring_bytes = 256 << 10;
     d.staging_bytes = 64 << 10;
@@ -45,7 +50,8 @@ static lt_status open_all(rig *g, const char *spec, lt_store_mode mode, lt_item 
 }
 
 /* A dirty item, a plan, two sweeps that stream and evict. */
-static lt_status run(rig *g, lt_item st_item, lt_err *err) {
+static lt_status run(rig *g, lt_item st_item, lt_err *err)
+{
     lt_item items[N];
     for (size_t i = 0; i < N; i++) items[i] = g->item[order[i]];
     lt_lease l;
@@ -60,14 +66,16 @@ static lt_status run(rig *g, lt_item st_item, lt_err *err) {
     return st;
 }
 
-static void expect_typed(lt_status st, const lt_err *err) {
+static void expect_typed(lt_status st, const lt_err *err)
+{
     if (st == LT_OK) return;
     bool ok = st == LT_E_HOST_OOM || st == LT_E_DEVICE_OOM || st == LT_E_IO || st == LT_E_DEVICE_LOST;
     if (!ok || err->text[0] == 0 || err->status != st) fail_msg("%s: '%s'", lt_status_name(st), err->text);
 }
 
 /* A failed queue stays failed: the user makes a new one, and tells the manager. */
-static void recover(rig *g) {
+static void recover(rig *g)
+{
     lt_err err;
     if (lt_queue_sync(g->q, &err) != LT_OK) {
         lt_pool_forget_queue(g->pool, g->q);
@@ -77,7 +85,8 @@ static void recover(rig *g) {
     if (lt_residency_sync(g->res, &err) != LT_OK) expect_typed(err.status, &err);
 }
 
-static long sweep(const char *spec, lt_store_mode mode, lt_fault_point point) {
+static long sweep(const char *spec, lt_store_mode mode, lt_fault_point point)
+{
     for (long n = 1;; n++) {
         rig g;
         lt_item state_item;
@@ -112,7 +121,8 @@ static long sweep(const char *spec, lt_store_mode mode, lt_fault_point point) {
 static const char *const devices[] = {"cpu:threads=1", "sim:vram=64M,threads=1"};
 static const lt_store_mode modes[] = {LT_STORE_MAPPED, LT_STORE_DIRECT, LT_STORE_PLAIN};
 
-static void each_nth(lt_fault_point point, bool must_occur) {
+static void each_nth(lt_fault_point point, bool must_occur)
+{
     for (size_t d = 0; d < 2; d++)
         for (size_t m = 0; m < 3; m++) {
             long n = sweep(devices[d], modes[m], point);
@@ -126,13 +136,15 @@ static void each_nth_commit(void **state) { (void)state; each_nth(LT_FAULT_COMMI
 static void each_nth_copy(void **state) { (void)state; each_nth(LT_FAULT_COPY, true); }
 static void each_nth_read(void **state) { (void)state; each_nth(LT_FAULT_READ, true); }
 static void each_nth_write(void **state) { (void)state; each_nth(LT_FAULT_WRITE, true); }
-static void each_nth_map_and_pin(void **state) {
+static void each_nth_map_and_pin(void **state)
+{
     (void)state;
     each_nth(LT_FAULT_MAP, false);
     each_nth(LT_FAULT_PIN, false);
 }
 
-int main(void) {
+int main(void)
+{
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(each_nth_host_allocation),
         cmocka_unit_test(each_nth_commit),

@@ -7,12 +7,14 @@
 static char path[256];
 enum { FILE_BYTES = 24 << 20 };
 
-static int make_file(void **state) {
+static int make_file(void **state)
+{
     (void)state;
     pattern_file(path, sizeof path, RIG_SEED, FILE_BYTES);
     return 0;
 }
-static int drop_file(void **state) {
+static int drop_file(void **state)
+{
     (void)state;
     return unlink(path);
 }
@@ -20,7 +22,8 @@ static int drop_file(void **state) {
 static const char *const devices[] = {"cpu:threads=1", "sim:vram=64M,threads=1"};
 static const lt_store_mode modes[] = {LT_STORE_MAPPED, LT_STORE_DIRECT, LT_STORE_PLAIN};
 
-static void streamed_items_are_right_everywhere(void **state) {
+static void streamed_items_are_right_everywhere(void **state)
+{
     (void)state;
     for (size_t d = 0; d < 2; d++)
         for (size_t m = 0; m < 3; m++)
@@ -48,7 +51,8 @@ static void streamed_items_are_right_everywhere(void **state) {
             }
 }
 
-static void mixed_kept_and_streamed(void **state) {
+static void mixed_kept_and_streamed(void **state)
+{
     (void)state;
     for (size_t d = 0; d < 2; d++)
         for (size_t m = 0; m < 3; m++) {
@@ -82,7 +86,8 @@ static void mixed_kept_and_streamed(void **state) {
         }
 }
 
-static void kept_items_evict_and_reload(void **state) {
+static void kept_items_evict_and_reload(void **state)
+{
     (void)state;
     static lt_policy_fn *const policies[] = {lt_policy_lru, lt_policy_lfu, lt_policy_fifo,
                                              lt_policy_next_use};
@@ -112,7 +117,8 @@ static void kept_items_evict_and_reload(void **state) {
 }
 
 /* Belady's MIN for equal sizes: loads of the best possible choice. */
-static uint64_t belady(const size_t *order, size_t n, size_t room, size_t items) {
+static uint64_t belady(const size_t *order, size_t n, size_t room, size_t items)
+{
     bool in[64] = {false};
     size_t held = 0;
     uint64_t loads = 0;
@@ -139,7 +145,8 @@ static uint64_t belady(const size_t *order, size_t n, size_t room, size_t items)
     return loads;
 }
 
-static void next_use_equals_belady(void **state) {
+static void next_use_equals_belady(void **state)
+{
     (void)state;
     enum { ITEMS = 12, N = 200, EACH = 256 << 10, ROOM = 5 };
     for (int shape = 0; shape < 3; shape++) {
@@ -164,7 +171,8 @@ static void next_use_equals_belady(void **state) {
     }
 }
 
-static void priority_goes_before_policy(void **state) {
+static void priority_goes_before_policy(void **state)
+{
     (void)state;
     rig g;
     lt_residency_desc desc = lt_residency_desc_default();
@@ -178,7 +186,8 @@ static void priority_goes_before_policy(void **state) {
     rig_close(&g);
 }
 
-static void no_room_says_numbers(void **state) {
+static void no_room_says_numbers(void **state)
+{
     (void)state;
     for (size_t d = 0; d < 2; d++) {
         rig g;
@@ -212,7 +221,8 @@ static void no_room_says_numbers(void **state) {
     }
 }
 
-static void lease_many_holds_all_or_none(void **state) {
+static void lease_many_holds_all_or_none(void **state)
+{
     (void)state;
     rig g;
     lt_residency_desc desc = lt_residency_desc_default();
@@ -239,14 +249,16 @@ static void lease_many_holds_all_or_none(void **state) {
 
 /* Callbacks that keep their bytes in host memory, to be written back to. */
 typedef struct home { uint8_t *bytes; size_t n; int reads, writes; bool fail_write; } home;
-static lt_status home_read(void *user, uint64_t at, void *dst, uint64_t n, lt_err *err) {
+static lt_status home_read(void *user, uint64_t at, void *dst, uint64_t n, lt_err *err)
+{
     home *h = user;
     (void)err;
     h->reads++;
     memcpy(dst, h->bytes + at, n);
     return LT_OK;
 }
-static lt_status home_write(void *user, uint64_t at, const void *src, uint64_t n, lt_err *err) {
+static lt_status home_write(void *user, uint64_t at, const void *src, uint64_t n, lt_err *err)
+{
     home *h = user;
     if (h->fail_write) return lt__fail(err, LT_E_IO, "disk full");
     h->writes++;
@@ -254,7 +266,8 @@ static lt_status home_write(void *user, uint64_t at, const void *src, uint64_t n
     return LT_OK;
 }
 
-static void dirty_items_are_written_back(void **state) {
+static void dirty_items_are_written_back(void **state)
+{
     (void)state;
     for (size_t d = 0; d < 2; d++)
         for (int how = 0; how < 4; how++) {
@@ -295,7 +308,8 @@ static void dirty_items_are_written_back(void **state) {
         }
 }
 
-static void pressure_gives_room_to_others(void **state) {
+static void pressure_gives_room_to_others(void **state)
+{
     (void)state;
     rig g;
     lt_residency_desc desc = lt_residency_desc_default();
@@ -316,7 +330,8 @@ static void pressure_gives_room_to_others(void **state) {
     rig_close(&g);
 }
 
-static void watermark_has_two_sides(void **state) {
+static void watermark_has_two_sides(void **state)
+{
     (void)state;
     rig g;
     lt_residency_desc desc = lt_residency_desc_default();
@@ -340,7 +355,8 @@ static void watermark_has_two_sides(void **state) {
     rig_close(&g);
 }
 
-static void handles_go_stale(void **state) {
+static void handles_go_stale(void **state)
+{
     (void)state;
     rig g;
     lt_residency_desc desc = lt_residency_desc_default();
@@ -374,7 +390,8 @@ typedef struct timed { uint64_t step_ns, copy_ns, compute_ns; } timed;
 
 /* Equal layers through a ring of `slots`; compute per layer is `ratio` of a copy. The host waits
  * after each sweep, as it does to sample a token, or only at the end. */
-static timed sweep(double ratio, size_t slots, bool sync_each) {
+static timed sweep(double ratio, size_t slots, bool sync_each)
+{
     enum { LAYERS = 16, EACH = 1 << 20, ROUNDS = 6 };
     const uint64_t rate = 1000000000;
     rig g;
@@ -416,7 +433,8 @@ static timed sweep(double ratio, size_t slots, bool sync_each) {
     return t;
 }
 
-static void compute_bound_hides_copies(void **state) {
+static void compute_bound_hides_copies(void **state)
+{
     (void)state;
     for (size_t slots = 2; slots <= 4; slots++) {
         timed t = sweep(1.2, slots, true);
@@ -426,7 +444,8 @@ static void compute_bound_hides_copies(void **state) {
     }
 }
 
-static void link_bound_uses_the_link(void **state) {
+static void link_bound_uses_the_link(void **state)
+{
     (void)state;
     for (size_t slots = 2; slots <= 4; slots++) {
         timed t = sweep(0.5, slots, true);
@@ -436,7 +455,8 @@ static void link_bound_uses_the_link(void **state) {
     }
 }
 
-static void virtual_times_are_repeatable(void **state) {
+static void virtual_times_are_repeatable(void **state)
+{
     (void)state;
     timed a = sweep(0.9, 3, false);
     for (int i = 0; i < 5; i++) {
@@ -449,7 +469,8 @@ static void virtual_times_are_repeatable(void **state) {
 
 typedef struct user { rig *g; unsigned seed; int bad, oom; } user;
 
-static void *user_main(void *arg) {
+static void *user_main(void *arg)
+{
     user *u = arg;
     rig *g = u->g;
     lt_queue *q;
@@ -485,7 +506,8 @@ static void *user_main(void *arg) {
     return NULL;
 }
 
-static void several_threads_lease_at_once(void **state) {
+static void several_threads_lease_at_once(void **state)
+{
     (void)state;
     for (size_t d = 0; d < 2; d++)
         for (size_t m = 0; m < 3; m++) {
@@ -511,7 +533,8 @@ static void several_threads_lease_at_once(void **state) {
         }
 }
 
-int main(void) {
+int main(void)
+{
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(streamed_items_are_right_everywhere),
         cmocka_unit_test(mixed_kept_and_streamed),

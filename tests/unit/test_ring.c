@@ -11,7 +11,8 @@
 
 enum { BYTES = 64, SLOTS = 64 };
 
-static void slots_never_overlap_and_pop_in_order(void **state) {
+static void slots_never_overlap_and_pop_in_order(void **state)
+{
     (void)state;
     for (unsigned seed = 1; seed <= 300; seed++) {
         unsigned s = seed;
@@ -43,7 +44,8 @@ static void slots_never_overlap_and_pop_in_order(void **state) {
     }
 }
 
-static void everything_that_fits_is_placed_once_empty(void **state) {
+static void everything_that_fits_is_placed_once_empty(void **state)
+{
     (void)state;
     for (uint64_t head = 1; head <= BYTES; head++)
         for (uint64_t want = 1; want <= BYTES + 1; want++) {
@@ -58,7 +60,8 @@ static void everything_that_fits_is_placed_once_empty(void **state) {
         }
 }
 
-static void zero_and_full(void **state) {
+static void zero_and_full(void **state)
+{
     (void)state;
     lt__ring r;
     lt__ring_slot a, b;
@@ -77,7 +80,8 @@ static void zero_and_full(void **state) {
     assert_false(lt__ring_place(&r, 1, &off)); /* full and wrapped: head == tail */
 }
 
-static void check_sees_damage(void **state) {
+static void check_sees_damage(void **state)
+{
     (void)state;
     lt__ring r;
     lt__ring_slot a, b;
@@ -93,7 +97,8 @@ static void check_sees_damage(void **state) {
     assert_int_not_equal(lt__ring_check(&r, &err), LT_OK);
 }
 
-int main(void) {
+int main(void)
+{
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(slots_never_overlap_and_pop_in_order),
         cmocka_unit_test(everything_that_fits_is_placed_once_empty),

@@ -10,24 +10,28 @@ enum { FILE_BYTES = 5 * (1 << 20) + 12345 };
 
 static char path[256];
 
-static int make_file(void **state) {
+static int make_file(void **state)
+{
     (void)state;
     pattern_file(path, sizeof path, 1, FILE_BYTES);
     return 0;
 }
 
-static int drop_file(void **state) {
+static int drop_file(void **state)
+{
     (void)state;
     return unlink(path);
 }
 
 static const lt_store_mode modes[] = {LT_STORE_AUTO, LT_STORE_MAPPED, LT_STORE_DIRECT, LT_STORE_PLAIN};
 
-static void *aligned(void *base, size_t to, size_t plus) {
+static void *aligned(void *base, size_t to, size_t plus)
+{
     return (void *)(((uintptr_t)base + to - 1) / to * to + plus);
 }
 
-static void read_and_check(lt_store *s, uint64_t at, size_t n, size_t plus, char *buf) {
+static void read_and_check(lt_store *s, uint64_t at, size_t n, size_t plus, char *buf)
+{
     lt_err err;
     char *dst = aligned(buf, 4096, 4096 + plus);
     memset(dst - 16, 0xaa, n + 32);
@@ -39,7 +43,8 @@ static void read_and_check(lt_store *s, uint64_t at, size_t n, size_t plus, char
     }
 }
 
-static void each_mode_reads_every_shape(void **state) {
+static void each_mode_reads_every_shape(void **state)
+{
     (void)state;
     static const uint64_t offs[] = {0, 1, 32, 4095, 4096, 4097, 123456, (1 << 20) - 1, 3 << 20};
     static const size_t sizes[] = {1, 31, 4095, 4096, 4097, 8192, 65536, (1 << 20) + 1, 2 * (1 << 20) + 77};
@@ -72,7 +77,8 @@ static void each_mode_reads_every_shape(void **state) {
     free(buf);
 }
 
-static void auto_mode_follows_cache_bytes(void **state) {
+static void auto_mode_follows_cache_bytes(void **state)
+{
     (void)state;
     test_ctx t;
     test_ctx_open(&t);
@@ -94,7 +100,8 @@ static void auto_mode_follows_cache_bytes(void **state) {
     test_ctx_close(&t);
 }
 
-static void bad_spans_and_paths_are_sentences(void **state) {
+static void bad_spans_and_paths_are_sentences(void **state)
+{
     (void)state;
     test_ctx t;
     test_ctx_open(&t);
@@ -117,7 +124,8 @@ static void bad_spans_and_paths_are_sentences(void **state) {
     test_ctx_close(&t);
 }
 
-static void truncated_file_is_io_error(void **state) {
+static void truncated_file_is_io_error(void **state)
+{
     (void)state;
     for (size_t m = 0; m < 4; m++) {
         char p[256];
@@ -144,7 +152,8 @@ static void truncated_file_is_io_error(void **state) {
 }
 
 /* After the size was looked at, before the disk is asked: the read itself comes up short. */
-static void file_shrinking_under_a_read_is_io_error(void **state) {
+static void file_shrinking_under_a_read_is_io_error(void **state)
+{
     (void)state;
     for (size_t m = 1; m < 4; m++) {
         char p[256];
@@ -172,7 +181,8 @@ static void file_shrinking_under_a_read_is_io_error(void **state) {
     }
 }
 
-static void nth_failing_read_is_reported_and_leaks_nothing(void **state) {
+static void nth_failing_read_is_reported_and_leaks_nothing(void **state)
+{
     (void)state;
     char *buf = malloc(FILE_BYTES + 8192);
     for (size_t m = 1; m < 4; m++)
@@ -203,7 +213,8 @@ static void nth_failing_read_is_reported_and_leaks_nothing(void **state) {
     free(buf);
 }
 
-static void nth_failing_allocation_leaks_nothing(void **state) {
+static void nth_failing_allocation_leaks_nothing(void **state)
+{
     (void)state;
     for (size_t m = 0; m < 4; m++)
         for (long n = 1;; n++) {
@@ -228,7 +239,8 @@ static void nth_failing_allocation_leaks_nothing(void **state) {
         }
 }
 
-static void window_reads_ahead_across_borders(void **state) {
+static void window_reads_ahead_across_borders(void **state)
+{
     (void)state;
     test_ctx t;
     test_ctx_open(&t);
@@ -264,7 +276,8 @@ static void window_reads_ahead_across_borders(void **state) {
 
 typedef struct reader_job { lt_store *s; unsigned seed; int bad; } reader_job;
 
-static void *reader_thread(void *arg) {
+static void *reader_thread(void *arg)
+{
     reader_job *j = arg;
     char *b = malloc(300000);
     for (int i = 0; i < 30; i++) {
@@ -276,7 +289,8 @@ static void *reader_thread(void *arg) {
     return NULL;
 }
 
-static void several_threads_read_at_once(void **state) {
+static void several_threads_read_at_once(void **state)
+{
     (void)state;
     for (size_t m = 1; m < 4; m++)
         for (int no_uring = 0; no_uring < 2; no_uring++) {
@@ -304,7 +318,8 @@ static void several_threads_read_at_once(void **state) {
 }
 
 /* tmpfs refuses O_DIRECT on most kernels: still right, and said once at most. */
-static void file_system_without_direct_falls_back(void **state) {
+static void file_system_without_direct_falls_back(void **state)
+{
     (void)state;
     char p[] = "/dev/shm/lt-test-XXXXXX";
     int fd = mkstemp(p);
@@ -332,7 +347,8 @@ static void file_system_without_direct_falls_back(void **state) {
     free(b);
 }
 
-static void missing_uring_is_said_once(void **state) {
+static void missing_uring_is_said_once(void **state)
+{
     (void)state;
     test_ctx t;
     test_ctx_open(&t);
@@ -362,7 +378,8 @@ static void missing_uring_is_said_once(void **state) {
     test_ctx_close(&t);
 }
 
-int main(void) {
+int main(void)
+{
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(each_mode_reads_every_shape),
         cmocka_unit_test(auto_mode_follows_cache_bytes),

@@ -39,17 +39,20 @@ typedef struct att_tile {
 } att_tile;
 
 static uint32_t tile_tokens(uint32_t group) { return group >= QUERIES ? 1 : QUERIES / group; }
-static size_t tile_elems(uint32_t group, uint32_t dim) {
+static size_t tile_elems(uint32_t group, uint32_t dim)
+{
     const size_t nq = (size_t)tile_tokens(group) * group;
     return (KEYS * (size_t)dim + nq * (LT_KV_PAGE + 2 * (size_t)dim + 4) + 15) & ~(size_t)15;
 }
-static int64_t first_visible(int32_t pos, uint32_t window) {
+static int64_t first_visible(int32_t pos, uint32_t window)
+{
     return window && pos >= (int64_t)window ? pos - (int64_t)window + 1 : 0;
 }
 
 /* ---- KV_STORE ---- */
 
-static void store_row(lt_dtype t, const float *x, uint8_t *out, uint32_t n) {
+static void store_row(lt_dtype t, const float *x, uint8_t *out, uint32_t n)
+{
     if (t == LT_DTYPE_F32) {
         memcpy(out, x, (size_t)n * 4);
         return;
@@ -68,7 +71,8 @@ static void store_row(lt_dtype t, const float *x, uint8_t *out, uint32_t n) {
     }
 }
 
-lt_status lt__kv_store_avx2(const lt_op_args *args, lt_team *team, void *scratch, size_t scratch_bytes, lt_err *err) {
+lt_status lt__kv_store_avx2(const lt_op_args *args, lt_team *team, void *scratch, size_t scratch_bytes, lt_err *err)
+{
     (void)scratch, (void)scratch_bytes, (void)team;
     const lt_kv_layout *kv = &args->params.KV_STORE.kv;
     const int32_t *pos = lt_cpu_ptr(args->src[2].addr), *pages = lt_cpu_ptr(args->src[3].addr);
@@ -93,7 +97,8 @@ lt_status lt__kv_store_avx2(const lt_op_args *args, lt_team *team, void *scratch
 /* ---- pieces of a page ---- */
 
 /* n rows of the cache to f32, packed. */
-static void widen_rows(lt_dtype t, const uint8_t *p, size_t row_bytes, uint32_t n, uint32_t dim, float *out) {
+static void widen_rows(lt_dtype t, const uint8_t *p, size_t row_bytes, uint32_t n, uint32_t dim, float *out)
+{
     for (uint32_t i = 0; i < n; i++, p += row_bytes, out += dim) {
         if (t == LT_DTYPE_F32) {
             memcpy(out, p, (size_t)dim * 4);
@@ -113,7 +118,8 @@ static void widen_rows(lt_dtype t, const uint8_t *p, size_t row_bytes, uint32_t 
 
 /* Scores of nq queries against 8 / nq keys at a time: lanes are the eight accumulators of S(8). */
 LT_ALWAYS void scores(const int nq, const float *const *q, const float *kv, uint32_t dim, uint32_t n, float scale,
-                      float *const *s) {
+                      float *const *s)
+{
     const int nk = 8 / nq;
     for (uint32_t i = 0; i < n; i += (uint32_t)nk) {
         const float *k = kv + (size_t)i * dim;
@@ -145,7 +151,8 @@ LT_ALWAYS void scores(const int nq, const float *const *q, const float *kv, uint
 }
 
 /* Scores lo..hi of a page to exp(s - m), zero beside them in their registers; *m and *l. */
-static void softmax_page(float *s, uint32_t lo, uint32_t hi, float *m, float *l) {
+static void softmax_page(float *s, uint32_t lo, uint32_t hi, float *m, float *l)
+{
     const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
     const __m256i from = _mm256_set1_epi32((int)lo - 1), to = _mm256_set1_epi32((int)hi);
     __m256 top = _mm256_set1_ps(-INFINITY), sum = _mm256_setzero_ps();
@@ -169,7 +176,8 @@ static void softmax_page(float *s, uint32_t lo, uint32_t hi, float *m, float *l)
 
 /* o[a][0 .. 8 nc) += p[a][i] * v[i] for i in lo..hi, in order. */
 LT_ALWAYS void values(const int nq, const int nc, float *const *o, const float *const *p, const float *v, uint32_t dim,
-                      uint32_t lo, uint32_t hi) {
+                      uint32_t lo, uint32_t hi)
+{
     __m256 acc[4][8];
     LT_UNROLL
     for (int a = 0; a < nq; a++)
@@ -198,7 +206,8 @@ LT_ALWAYS void values(const int nq, const int nc, float *const *o, const float *
 
 /* Up to four queries that see the same keys; as many columns at a time as the registers hold. */
 LT_ALWAYS void values_all(const int nq, const int nc, float *const *o, const float *const *p, const float *v,
-                          uint32_t dim, uint32_t lo, uint32_t hi) {
+                          uint32_t dim, uint32_t lo, uint32_t hi)
+{
     for (uint32_t d = 0; d < dim;) {
         float *at[4];
         for (int a = 0; a < nq; a++)
@@ -214,7 +223,8 @@ LT_ALWAYS void values_all(const int nq, const int nc, float *const *o, const flo
 }
 
 static void values_of(uint32_t nq, float *const *o, const float *const *p, const float *v, uint32_t dim, uint32_t lo,
-                      uint32_t hi) {
+                      uint32_t hi)
+{
     switch (nq) {
     case 1: values_all(1, 8, o, p, v, dim, lo, hi); return;
     case 2: values_all(2, 4, o, p, v, dim, lo, hi); return;
@@ -225,12 +235,14 @@ static void values_of(uint32_t nq, float *const *o, const float *const *p, const
 
 /* ---- a page for a tile ---- */
 
-static const float *query_at(const att_job *j, const att_tile *w, uint32_t q) {
+static const float *query_at(const att_job *j, const att_tile *w, uint32_t q)
+{
     return (const float *)(void *)lt__ref_row2(&j->args->src[0], (int64_t)(w->t0 + q / j->group),
                                                (int64_t)w->kv_head * j->group + q % j->group);
 }
 
-static void page_scores(const att_job *j, att_tile *w, uint32_t b) {
+static void page_scores(const att_job *j, att_tile *w, uint32_t b)
+{
     const uint32_t g = j->group, dim = j->dim;
     for (uint32_t q = 0; q < w->nq; q += 2) {
         const uint32_t two = q + 1 < w->nq, t = q / g, u = (q + two) / g;
@@ -246,7 +258,8 @@ static void page_scores(const att_job *j, att_tile *w, uint32_t b) {
     }
 }
 
-static void page_values(const att_job *j, att_tile *w, uint32_t b) {
+static void page_values(const att_job *j, att_tile *w, uint32_t b)
+{
     const uint32_t g = j->group;
     for (uint32_t t = 0; t < w->nt; t++) {
         const uint32_t lo = w->lo[t] > b ? w->lo[t] - b : 0, hi = w->hi[t] < b + KEYS ? w->hi[t] : b + KEYS;
@@ -266,7 +279,8 @@ static void page_values(const att_job *j, att_tile *w, uint32_t b) {
 }
 
 /* m, l and o of every query of the tile for one page; queries that see none of it have hi = 0. */
-static void attend_page(const att_job *j, att_tile *w, int64_t page) {
+static void attend_page(const att_job *j, att_tile *w, int64_t page)
+{
     const lt_kv_layout *kv = &j->p->kv;
     uint32_t from = LT_KV_PAGE, to = 0;
     for (uint32_t t = 0; t < w->nt; t++) {
@@ -303,7 +317,8 @@ static void attend_page(const att_job *j, att_tile *w, int64_t page) {
 }
 
 /* (M, L, O) joined by (m, l, o) of the next page. */
-static void merge(float *M, float *L, float *O, float m, float l, const float *o, uint32_t dim) {
+static void merge(float *M, float *L, float *O, float m, float l, const float *o, uint32_t dim)
+{
     float n = m > *M ? m : *M, a = lt__expf(*M - n), b = lt__expf(m - n);
     *L = fmaf(*L, a, l * b);
     const __m256 av = _mm256_set1_ps(a), bv = _mm256_set1_ps(b);
@@ -311,13 +326,15 @@ static void merge(float *M, float *L, float *O, float m, float l, const float *o
         _mm256_storeu_ps(O + d, _mm256_fmadd_ps(_mm256_loadu_ps(O + d), av, _mm256_mul_ps(_mm256_loadu_ps(o + d), bv)));
     *M = n;
 }
-static void put_result(const att_job *j, uint64_t t, uint32_t head, const float *O, float L) {
+static void put_result(const att_job *j, uint64_t t, uint32_t head, const float *O, float L)
+{
     float *out = (float *)(void *)lt__ref_row2(&j->args->dst, (int64_t)t, head);
     for (uint32_t d = 0; d < j->dim; d += 8)
         _mm256_storeu_ps(out + d, _mm256_div_ps(_mm256_loadu_ps(O + d), _mm256_set1_ps(L)));
 }
 
-static void carve(const att_job *j, uint32_t rank, att_tile *w) {
+static void carve(const att_job *j, uint32_t rank, att_tile *w)
+{
     const size_t nq = (size_t)j->tile_tokens * j->group;
     w->kv = j->scratch + rank * j->scratch_each;
     w->s = w->kv + KEYS * (size_t)j->dim;
@@ -329,7 +346,8 @@ static void carve(const att_job *j, uint32_t rank, att_tile *w) {
 
 /* ---- many tokens: a rank takes tiles ---- */
 
-static void attend_tile(const att_job *j, att_tile *w) {
+static void attend_tile(const att_job *j, att_tile *w)
+{
     int64_t first = INT64_MAX, last = 0;
     bool begun[QUERIES] = {false}; /* by token */
     for (uint32_t t = 0; t < w->nt; t++) {
@@ -359,7 +377,8 @@ static void attend_tile(const att_job *j, att_tile *w) {
         put_result(j, w->t0 + q / j->group, w->kv_head * j->group + q % j->group, w->O + (size_t)q * j->dim, w->L[q]);
 }
 
-static void tiles_rank(void *arg, uint32_t rank, uint32_t ranks) {
+static void tiles_rank(void *arg, uint32_t rank, uint32_t ranks)
+{
     const att_job *j = arg;
     const uint64_t units = j->tiles * j->p->kv.kv_heads;
     att_tile w = {0};
@@ -376,7 +395,8 @@ static void tiles_rank(void *arg, uint32_t rank, uint32_t ranks) {
 
 /* ---- one token: a rank takes pages ---- */
 
-static void pages_rank(void *arg, uint32_t rank, uint32_t ranks) {
+static void pages_rank(void *arg, uint32_t rank, uint32_t ranks)
+{
     const att_job *j = arg;
     const uint32_t kvh = j->p->kv.kv_heads, each = j->dim + 2;
     const uint64_t n = (uint64_t)(j->pos[0] / LT_KV_PAGE - j->first_page) + 1, units = n * kvh;
@@ -403,7 +423,8 @@ static void pages_rank(void *arg, uint32_t rank, uint32_t ranks) {
     }
 }
 
-bool lt__kv_accepts_avx2(const lt_op_args *args) {
+bool lt__kv_accepts_avx2(const lt_op_args *args)
+{
     const lt_kv_layout *kv = args->op == LT_OP_ATTENTION ? &args->params.ATTENTION.kv : &args->params.KV_STORE.kv;
     return kv->head_dim % 8 == 0 && (kv->dtype == LT_DTYPE_F16 || kv->dtype == LT_DTYPE_F32 || kv->dtype == LT_DTYPE_Q8_0);
 }
@@ -415,12 +436,14 @@ static size_t parts_elems(const lt_op_args *args) { /* pages a single token may 
         pages = p->window / LT_KV_PAGE + 2;
     return args->src[0].dim[0] == 1 ? pages * p->heads * (p->kv.head_dim + 2) : 0;
 }
-size_t lt__attention_scratch_avx2(const lt_op_args *args, uint32_t threads) {
+size_t lt__attention_scratch_avx2(const lt_op_args *args, uint32_t threads)
+{
     const lt_attention_params *p = &args->params.ATTENTION;
     return (threads * tile_elems(p->heads / p->kv.kv_heads, p->kv.head_dim) + parts_elems(args)) * sizeof(float);
 }
 
-lt_status lt__attention_avx2(const lt_op_args *args, lt_team *team, void *scratch, size_t scratch_bytes, lt_err *err) {
+lt_status lt__attention_avx2(const lt_op_args *args, lt_team *team, void *scratch, size_t scratch_bytes, lt_err *err)
+{
     (void)scratch_bytes;
     const lt_attention_params *p = &args->params.ATTENTION;
     lt_status s = lt__kv_check_pages(args, &p->kv, &args->src[1], p->window, err);

@@ -28,21 +28,24 @@ LT_ALWAYS __m256i lt__set1_u32_at(const void *p) { return _mm256_set1_epi32((int
 LT_ALWAYS float lt__f16_at(const void *p) { return _cvtsh_ss(lt__load_u16(p)); }
 
 /* The halving tree over eight lanes. */
-LT_ALWAYS float lt__lanes_tree(__m256 a) {
+LT_ALWAYS float lt__lanes_tree(__m256 a)
+{
     __m128 x = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
     x = _mm_add_ps(x, _mm_movehl_ps(x, x));
     return _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)));
 }
 
 /* The halving tree over eight registers, lane by lane. */
-LT_ALWAYS __m256 lt__regs_tree(const __m256 *a) {
+LT_ALWAYS __m256 lt__regs_tree(const __m256 *a)
+{
     __m256 b0 = _mm256_add_ps(a[0], a[4]), b1 = _mm256_add_ps(a[1], a[5]);
     __m256 b2 = _mm256_add_ps(a[2], a[6]), b3 = _mm256_add_ps(a[3], a[7]);
     return _mm256_add_ps(_mm256_add_ps(b0, b2), _mm256_add_ps(b1, b3));
 }
 
 /* The halving tree over 256 accumulators, register k holding 8 k to 8 k + 7. */
-LT_ALWAYS float lt__regs_tree256(const __m256 *a) {
+LT_ALWAYS float lt__regs_tree256(const __m256 *a)
+{
     __m256 b[16];
     LT_UNROLL
     for (int i = 0; i < 16; i++)
@@ -54,7 +57,8 @@ LT_ALWAYS float lt__regs_tree256(const __m256 *a) {
 }
 
 /* Lane r of the result is the halving tree of a[r]'s lanes: eight trees at once. */
-LT_ALWAYS __m256 lt__lanes_tree8(const __m256 *a) {
+LT_ALWAYS __m256 lt__lanes_tree8(const __m256 *a)
+{
     __m256 b[4], c[2];
     LT_UNROLL
     for (int i = 0; i < 4; i++) /* lanes: four halves of a[i], then four of a[i + 4] */
@@ -71,26 +75,31 @@ LT_ALWAYS __m256 lt__lanes_tree8(const __m256 *a) {
 }
 
 /* Lane r of the result is the sum of the eight dwords of v[r]. */
-LT_ALWAYS __m256i lt__sum8_half(__m256i v0, __m256i v1, __m256i v2, __m256i v3) {
+LT_ALWAYS __m256i lt__sum8_half(__m256i v0, __m256i v1, __m256i v2, __m256i v3)
+{
     __m256i a = _mm256_add_epi32(_mm256_unpacklo_epi32(v0, v1), _mm256_unpackhi_epi32(v0, v1));
     __m256i b = _mm256_add_epi32(_mm256_unpacklo_epi32(v2, v3), _mm256_unpackhi_epi32(v2, v3));
     return _mm256_add_epi32(_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
 }
-LT_ALWAYS __m256i lt__sum8_join(__m256i lo, __m256i hi) {
+LT_ALWAYS __m256i lt__sum8_join(__m256i lo, __m256i hi)
+{
     return _mm256_add_epi32(_mm256_permute2x128_si256(lo, hi, 0x20), _mm256_permute2x128_si256(lo, hi, 0x31));
 }
 /* The same on pairs of words: each dword of v holds two int16 that are added word by word. */
-LT_ALWAYS __m256i lt__sum8_half16(__m256i v0, __m256i v1, __m256i v2, __m256i v3) {
+LT_ALWAYS __m256i lt__sum8_half16(__m256i v0, __m256i v1, __m256i v2, __m256i v3)
+{
     __m256i a = _mm256_add_epi16(_mm256_unpacklo_epi32(v0, v1), _mm256_unpackhi_epi32(v0, v1));
     __m256i b = _mm256_add_epi16(_mm256_unpacklo_epi32(v2, v3), _mm256_unpackhi_epi32(v2, v3));
     return _mm256_add_epi16(_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
 }
-LT_ALWAYS __m256i lt__sum8_join16(__m256i lo, __m256i hi) {
+LT_ALWAYS __m256i lt__sum8_join16(__m256i lo, __m256i hi)
+{
     return _mm256_add_epi16(_mm256_permute2x128_si256(lo, hi, 0x20), _mm256_permute2x128_si256(lo, hi, 0x31));
 }
 
 /* Eight registers of eight dwords, transposed in place. */
-LT_ALWAYS void lt__transpose8(__m256i *v) {
+LT_ALWAYS void lt__transpose8(__m256i *v)
+{
     __m256i a[8], b[8];
     LT_UNROLL
     for (int i = 0; i < 8; i += 2) {
@@ -112,7 +121,8 @@ LT_ALWAYS void lt__transpose8(__m256i *v) {
 }
 
 /* exp of docs/arithmetic.md in eight lanes. */
-LT_ALWAYS __m256 lt__exp8(__m256 x) {
+LT_ALWAYS __m256 lt__exp8(__m256 x)
+{
     __m256 n = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(1.44269504f)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     __m256 r = _mm256_fmadd_ps(n, _mm256_set1_ps(-0.693359375f), x);
     r = _mm256_fmadd_ps(n, _mm256_set1_ps(2.12194440e-4f), r);
@@ -135,24 +145,28 @@ LT_ALWAYS __m256 lt__exp8(__m256 x) {
 }
 
 /* The first n lanes, n in 1..7. */
-LT_ALWAYS __m256i lt__lane_mask(uint64_t n) {
+LT_ALWAYS __m256i lt__lane_mask(uint64_t n)
+{
     return _mm256_cmpgt_epi32(_mm256_set1_epi32((int)n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }
-LT_ALWAYS void lt__store_lanes(float *p, __m256 v, uint64_t n) {
+LT_ALWAYS void lt__store_lanes(float *p, __m256 v, uint64_t n)
+{
     if (n >= 8)
         _mm256_storeu_ps(p, v);
     else
         _mm256_maskstore_ps(p, lt__lane_mask(n), v);
 }
 
-LT_ALWAYS float lt__max8(__m256 a) {
+LT_ALWAYS float lt__max8(__m256 a)
+{
     __m128 x = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
     x = _mm_max_ps(x, _mm_movehl_ps(x, x));
     return _mm_cvtss_f32(_mm_max_ss(x, _mm_movehdup_ps(x)));
 }
 
 /* The largest |x| of 32 elements by bit pattern, so that NaN wins. */
-LT_ALWAYS float lt__amax32(const float *x) {
+LT_ALWAYS float lt__amax32(const float *x)
+{
     const __m256i mask = _mm256_set1_epi32(0x7fffffff);
     __m256i m = _mm256_setzero_si256();
     LT_UNROLL
@@ -164,13 +178,15 @@ LT_ALWAYS float lt__amax32(const float *x) {
     return _mm_cvtss_f32(_mm_castsi128_ps(h));
 }
 
-LT_ALWAYS __m256i lt__quantize8(const float *x, __m256 id) {
+LT_ALWAYS __m256i lt__quantize8(const float *x, __m256 id)
+{
     __m256 y = _mm256_round_ps(_mm256_mul_ps(_mm256_loadu_ps(x), id), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     y = _mm256_and_ps(y, _mm256_cmp_ps(y, y, _CMP_ORD_Q)); /* NaN gives 0 */
     y = _mm256_max_ps(_mm256_min_ps(y, _mm256_set1_ps(127.0f)), _mm256_set1_ps(-127.0f));
     return _mm256_cvtps_epi32(y);
 }
-LT_ALWAYS __m256i lt__quantize32(const float *x, float id) {
+LT_ALWAYS __m256i lt__quantize32(const float *x, float id)
+{
     const __m256 v = _mm256_set1_ps(id);
     __m256i a = _mm256_packs_epi32(lt__quantize8(x, v), lt__quantize8(x + 8, v));
     __m256i b = _mm256_packs_epi32(lt__quantize8(x + 16, v), lt__quantize8(x + 24, v));
@@ -183,7 +199,8 @@ typedef struct lt__q8a_row {
     const float *d;
     const int16_t *s;
 } lt__q8a_row;
-LT_ALWAYS lt__q8a_row lt__q8a_at(const uint8_t *base, uint64_t cols) {
+LT_ALWAYS lt__q8a_row lt__q8a_at(const uint8_t *base, uint64_t cols)
+{
     lt__q8a_row r = {(const int8_t *)base, (const float *)(const void *)(base + cols),
                      (const int16_t *)(const void *)(base + cols + cols / 8)};
     return r;

@@ -30,33 +30,39 @@ enum {
     REC_DMIN = 11 * REG
 };
 
-LT_ALWAYS lt__wkind kind_of(lt_dtype t) {
+LT_ALWAYS lt__wkind kind_of(lt_dtype t)
+{
     const lt__wkind k = lt__wkind_of(t);
     return k == WK_S8 && GEMM_SIGNED_OFFSET != 0 ? WK_OFF : k;
 }
-LT_ALWAYS int offset_of(lt_dtype t) {
+LT_ALWAYS int offset_of(lt_dtype t)
+{
     return lt__wkind_of(t) == WK_S8 ? GEMM_SIGNED_OFFSET : lt__woffset(t);
 }
-LT_ALWAYS size_t record_bytes(lt_dtype t) {
+LT_ALWAYS size_t record_bytes(lt_dtype t)
+{
     const lt__wkind k = kind_of(t);
     return (size_t)REG * (k == WK_OFF || k == WK_S8 ? 9 : k == WK_MIN ? 10 : k == WK_SC ? 11 : 12);
 }
 static inline size_t panel_bytes(lt_dtype t, uint64_t cols) { return record_bytes(t) * (cols / 32); }
 
 /* Tokens whose activations stay in the second-level cache, and panels that stay beside them. */
-static inline uint64_t chunk_tokens(uint64_t cols) {
+static inline uint64_t chunk_tokens(uint64_t cols)
+{
     uint64_t n = GEMM_L2_TOKENS / (cols + cols / 4);
     n = (n > 64 ? 64 : n) / GEMM_TOKENS * GEMM_TOKENS;
     return n < GEMM_TOKENS ? GEMM_TOKENS : n;
 }
-static inline uint64_t group_panels(lt_dtype t, uint64_t cols) {
+static inline uint64_t group_panels(lt_dtype t, uint64_t cols)
+{
     uint64_t n = GEMM_L2_PANELS / panel_bytes(t, cols), most = 64 / GEMM_ROWS;
     return (n < GEMM_PANELS ? GEMM_PANELS : n > most ? most : n) / GEMM_PANELS * GEMM_PANELS;
 }
 
 /* ---- panels ---- */
 
-LT_ALWAYS void put_block(lt_dtype t, uint8_t *rec, __m256i *v) {
+LT_ALWAYS void put_block(lt_dtype t, uint8_t *rec, __m256i *v)
+{
     lt__transpose8(v);
     LT_UNROLL
     for (int k = 0; k < 8; k++) {
@@ -67,7 +73,8 @@ LT_ALWAYS void put_block(lt_dtype t, uint8_t *rec, __m256i *v) {
 }
 
 /* Eight rows into lanes of records of 32-column blocks. */
-LT_ALWAYS void pack32(lt_dtype t, const uint8_t *const *row, uint64_t nb, uint8_t *rec) {
+LT_ALWAYS void pack32(lt_dtype t, const uint8_t *const *row, uint64_t nb, uint8_t *rec)
+{
     const uint32_t bytes = lt_dtype_get(t)->block_bytes;
     for (uint64_t b = 0; b < nb; b++, rec += record_bytes(t)) {
         __m256i v[8];
@@ -87,14 +94,16 @@ LT_ALWAYS void pack32(lt_dtype t, const uint8_t *const *row, uint64_t nb, uint8_
 }
 
 /* v[r] = eight blocks' values of row r; stores lane r of block b into record b, `at` bytes in. */
-LT_ALWAYS void put_column(uint8_t *rec, size_t rec_bytes, int at, __m256i *v) {
+LT_ALWAYS void put_column(uint8_t *rec, size_t rec_bytes, int at, __m256i *v)
+{
     lt__transpose8(v);
     LT_UNROLL
     for (int b = 0; b < 8; b++)
         lt__store256(rec + b * rec_bytes + at, v[b]);
 }
 
-LT_ALWAYS void pack_scales256(lt_dtype t, const uint8_t *const *p, uint8_t *rec) {
+LT_ALWAYS void pack_scales256(lt_dtype t, const uint8_t *const *p, uint8_t *rec)
+{
     const lt__wkind kind = kind_of(t);
     __m256i x[8], y[8], z[8], u[8];
     LT_UNROLL
@@ -125,7 +134,8 @@ LT_ALWAYS void pack_scales256(lt_dtype t, const uint8_t *const *p, uint8_t *rec)
         put_column(rec, record_bytes(t), REC_DMIN, u);
 }
 
-LT_ALWAYS void pack256(lt_dtype t, const uint8_t *const *row, uint64_t nb, uint8_t *rec) {
+LT_ALWAYS void pack256(lt_dtype t, const uint8_t *const *row, uint64_t nb, uint8_t *rec)
+{
     const uint32_t bytes = lt_dtype_get(t)->block_bytes;
     for (uint64_t i = 0; i < nb / 8; i++, rec += 8 * record_bytes(t)) {
         const uint8_t *p[8];
@@ -162,7 +172,8 @@ LT_ALWAYS void tile_sums(lt_dtype t, int np, int nt, const tile_args *a, const u
 
 /* The f32 terms of block b onto acc. */
 LT_ALWAYS void tile_terms(lt_dtype t, const int np, const int nt, const tile_args *a, const uint8_t *const *rec,
-                          uint64_t b, const vint *sum, vflt *acc) {
+                          uint64_t b, const vint *sum, vflt *acc)
+{
     const lt__wkind kind = kind_of(t);
     LT_UNROLL
     for (int i = 0; i < np * nt; i++) {
@@ -186,7 +197,8 @@ LT_ALWAYS void tile_terms(lt_dtype t, const int np, const int nt, const tile_arg
     }
 }
 
-LT_ALWAYS void tile(lt_dtype t, const int np, const int nt, const tile_args *a) {
+LT_ALWAYS void tile(lt_dtype t, const int np, const int nt, const tile_args *a)
+{
     vflt cls[GEMM_PANELS * GEMM_TOKENS][8];
     for (uint64_t c = 0; c < 8; c++) {
         vflt acc[GEMM_PANELS * GEMM_TOKENS];
@@ -234,7 +246,8 @@ typedef struct gemm_fns {
     X(Q2_K, 256) X(Q3_K, 256) X(Q4_K, 256) X(Q5_K, 256) X(Q6_K, 256) X(IQ4_XS, 256)
 
 /* Per token and block what the kind takes from s0 + s1. */
-static void fill_aux(const lt__gemm *g, uint64_t t0, uint64_t n, int32_t *aux) {
+static void fill_aux(const lt__gemm *g, uint64_t t0, uint64_t n, int32_t *aux)
+{
     const bool is_min = kind_of(g->t) == WK_MIN;
     const short factor = (short)(is_min ? 1 : -offset_of(g->t));
     const __m256i f = _mm256_set1_epi16(factor);
@@ -254,7 +267,8 @@ static void fill_aux(const lt__gemm *g, uint64_t t0, uint64_t n, int32_t *aux) {
     }
 }
 
-static void pack_rows(const lt__gemm *g, const gemm_fns *f, uint64_t first, uint64_t n, uint8_t *panels) {
+static void pack_rows(const lt__gemm *g, const gemm_fns *f, uint64_t first, uint64_t n, uint8_t *panels)
+{
     for (uint64_t r = 0; r < (n + GEMM_ROWS - 1) / GEMM_ROWS * GEMM_ROWS; r += 8) {
         const uint8_t *row[8];
         for (uint64_t i = 0; i < 8; i++) /* rows that do not exist repeat the last */
@@ -265,7 +279,8 @@ static void pack_rows(const lt__gemm *g, const gemm_fns *f, uint64_t first, uint
 
 /* Tokens [t0, t0 + m) by the n rows in panels. */
 static void multiply_chunk(const lt__gemm *g, const gemm_fns *f, uint64_t first, uint64_t n, uint64_t t0, uint64_t m,
-                           const uint8_t *panels, const int32_t *aux) {
+                           const uint8_t *panels, const int32_t *aux)
+{
     const uint64_t nb = g->cols / 32, last = (n - 1) / GEMM_ROWS;
     const size_t pb = panel_bytes(g->t, g->cols);
     for (uint64_t p = 0; p <= last; p += GEMM_PANELS)
@@ -283,7 +298,8 @@ static void multiply_chunk(const lt__gemm *g, const gemm_fns *f, uint64_t first,
         }
 }
 
-static void gemm_run(const lt__gemm *g, const gemm_fns *f, uint64_t first, uint64_t end, void *scratch) {
+static void gemm_run(const lt__gemm *g, const gemm_fns *f, uint64_t first, uint64_t end, void *scratch)
+{
     const uint64_t panels = group_panels(g->t, g->cols), group = panels * GEMM_ROWS, chunk = chunk_tokens(g->cols);
     int32_t *aux = (int32_t *)(void *)((uint8_t *)scratch + panels * panel_bytes(g->t, g->cols));
     for (uint64_t r = first; r < end; r += group) {
@@ -299,7 +315,8 @@ static void gemm_run(const lt__gemm *g, const gemm_fns *f, uint64_t first, uint6
 }
 
 static uint64_t gemm_rows(lt_dtype t, uint64_t cols) { return group_panels(t, cols) * GEMM_ROWS; }
-static size_t gemm_scratch(lt_dtype t, uint64_t cols) {
+static size_t gemm_scratch(lt_dtype t, uint64_t cols)
+{
     size_t aux = chunk_tokens(cols) * (cols / 32) * 4;
     return (group_panels(t, cols) * panel_bytes(t, cols) + aux + 63) & ~(size_t)63;
 }

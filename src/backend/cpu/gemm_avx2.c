@@ -25,7 +25,8 @@ LT_ALWAYS void v_store_rows(float *p, vflt v, uint64_t n) { lt__store_lanes(p, v
 
 /* Part g of a block: as many products of unsigned weights as add up in int16, see lt__wchain. */
 LT_ALWAYS void tile_part(lt_dtype t, const int np, const int nt, const tile_args *a, const uint8_t *const *rec,
-                         uint64_t b, const int g, vint *sum) {
+                         uint64_t b, const int g, vint *sum)
+{
     const lt__wkind kind = kind_of(t);
     const int chain = lt__wchain(t);
     vint x[GEMM_PANELS * GEMM_TOKENS], scale[GEMM_PANELS];
@@ -66,7 +67,8 @@ LT_ALWAYS void tile_part(lt_dtype t, const int np, const int nt, const tile_args
 }
 
 LT_ALWAYS void tile_sums(lt_dtype t, const int np, const int nt, const tile_args *a, const uint8_t *const *rec,
-                         uint64_t b, vint *sum) {
+                         uint64_t b, vint *sum)
+{
     const int parts = 8 / lt__wchain(t);
     tile_part(t, np, nt, a, rec, b, 0, sum);
     if (parts > 1)
@@ -90,7 +92,8 @@ LT_ALWAYS void tile_sums(lt_dtype t, const int np, const int nt, const tile_args
     static void tile3_##T(const tile_args *a) { tile(LT_DTYPE_##T, GEMM_PANELS, 3, a); }
 GEMM_FORMATS(FORMAT)
 
-static void run(const lt__gemm *g, uint64_t first, uint64_t end, void *scratch) {
+static void run(const lt__gemm *g, uint64_t first, uint64_t end, void *scratch)
+{
 #define ENTRY(T, N) [LT_DTYPE_##T] = {pack_##T, {tile1_##T, tile2_##T, tile3_##T}},
     static const gemm_fns fns[LT_DTYPE_COUNT] = {GEMM_FORMATS(ENTRY)};
     gemm_run(g, &fns[g->t], first, end, scratch);

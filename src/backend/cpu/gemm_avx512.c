@@ -22,7 +22,8 @@ LT_ALWAYS vflt v_set1_f32(float x) { return _mm512_set1_ps(x); }
 LT_ALWAYS vflt v_add_f32(vflt a, vflt b) { return _mm512_add_ps(a, b); }
 LT_ALWAYS vflt v_mul(vflt a, vflt b) { return _mm512_mul_ps(a, b); }
 LT_ALWAYS vflt v_fma(vflt a, vflt b, vflt c) { return _mm512_fmadd_ps(a, b, c); }
-LT_ALWAYS void v_store_rows(float *p, vflt v, uint64_t n) {
+LT_ALWAYS void v_store_rows(float *p, vflt v, uint64_t n)
+{
     _mm512_mask_storeu_ps(p, (__mmask16)(n >= 16 ? 0xffff : (1u << n) - 1), v);
 }
 
@@ -30,7 +31,8 @@ LT_ALWAYS void v_store_rows(float *p, vflt v, uint64_t n) {
 
 /* Columns 4 first .. 4 end of a block. */
 LT_ALWAYS void tile_part(const int np, const int nt, const tile_args *a, const uint8_t *const *rec, uint64_t b,
-                         const int first, const int end, vint *x) {
+                         const int first, const int end, vint *x)
+{
     LT_UNROLL
     for (int i = 0; i < np * nt; i++)
         x[i] = _mm512_setzero_si512();
@@ -51,7 +53,8 @@ LT_ALWAYS void tile_part(const int np, const int nt, const tile_args *a, const u
 }
 
 LT_ALWAYS void tile_sums(lt_dtype t, const int np, const int nt, const tile_args *a, const uint8_t *const *rec,
-                         uint64_t b, vint *sum) {
+                         uint64_t b, vint *sum)
+{
     if (kind_of(t) != WK_SC && kind_of(t) != WK_SCM) {
         tile_part(np, nt, a, rec, b, 0, 8, sum);
         return;
@@ -75,7 +78,8 @@ LT_ALWAYS void tile_sums(lt_dtype t, const int np, const int nt, const tile_args
     static void tile4_##T(const tile_args *a) { tile(LT_DTYPE_##T, GEMM_PANELS, 4, a); }
 GEMM_FORMATS(FORMAT)
 
-static void run(const lt__gemm *g, uint64_t first, uint64_t end, void *scratch) {
+static void run(const lt__gemm *g, uint64_t first, uint64_t end, void *scratch)
+{
 #define ENTRY(T, N) [LT_DTYPE_##T] = {pack_##T, {tile1_##T, tile2_##T, tile3_##T, tile4_##T}},
     static const gemm_fns fns[LT_DTYPE_COUNT] = {GEMM_FORMATS(ENTRY)};
     gemm_run(g, &fns[g->t], first, end, scratch);

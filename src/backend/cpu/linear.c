@@ -12,7 +12,8 @@ typedef struct linear_job {
     size_t scratch_each;
 } linear_job;
 
-static void linear_rank(void *arg, uint32_t rank, uint32_t ranks) {
+static void linear_rank(void *arg, uint32_t rank, uint32_t ranks)
+{
     const linear_job *j = arg;
     const lt__gemm *g = &j->g;
     (void)ranks;
@@ -32,7 +33,8 @@ static void linear_rank(void *arg, uint32_t rank, uint32_t ranks) {
 /* Whole registers of rows, of 8 or of 16. */
 static uint64_t up16(uint64_t x) { return (x + 15) & ~(uint64_t)15; }
 
-void lt__linear_quant(const lt__gemm_isa *isa, const lt_op_args *args, lt_team *team, void *scratch) {
+void lt__linear_quant(const lt__gemm_isa *isa, const lt_op_args *args, lt_team *team, void *scratch)
+{
     const lt_view *x = &args->src[0], *w = &args->src[1];
     linear_job j = {.isa = isa, .team = team, .scratch = scratch};
     j.g = (lt__gemm){.t = w->dtype, .w = lt_cpu_ptr(w->addr), .act = lt_cpu_ptr(x->addr), .dst = lt_cpu_ptr(args->dst.addr),
@@ -51,7 +53,8 @@ void lt__linear_quant(const lt__gemm_isa *isa, const lt_op_args *args, lt_team *
     lt__team_run(team, linear_rank, &j);
 }
 
-size_t lt__linear_quant_scratch(const lt__gemm_isa *isa, const lt_op_args *args, uint32_t threads) {
+size_t lt__linear_quant_scratch(const lt__gemm_isa *isa, const lt_op_args *args, uint32_t threads)
+{
     if (args->src[0].dim[0] == 1)
         return 0;
     return threads * isa->scratch(args->src[1].dtype, (uint64_t)args->src[1].dim[1]);

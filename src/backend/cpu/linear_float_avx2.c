@@ -11,7 +11,8 @@
 #define PANEL_ROWS 16
 #define MATVEC_BYTES ((size_t)32 << 10) /* of weights taken at a time by a thread */
 
-LT_ALWAYS __m256 widen8(lt_dtype t, const uint8_t *p) {
+LT_ALWAYS __m256 widen8(lt_dtype t, const uint8_t *p)
+{
     if (t == LT_DTYPE_F16)
         return _mm256_cvtph_ps(lt__load128(p));
     if (t == LT_DTYPE_BF16)
@@ -19,18 +20,21 @@ LT_ALWAYS __m256 widen8(lt_dtype t, const uint8_t *p) {
     return _mm256_loadu_ps((const float *)(const void *)p);
 }
 /* The last n of a row, n in 1..7, zeros behind. */
-LT_ALWAYS __m256 widen_tail(lt_dtype t, const uint8_t *p, uint64_t n) {
+LT_ALWAYS __m256 widen_tail(lt_dtype t, const uint8_t *p, uint64_t n)
+{
     uint8_t b[32] = {0};
     memcpy(b, p, n * (t == LT_DTYPE_F32 ? 4 : 2));
     return widen8(t, b);
 }
 /* Lanes beyond n keep what they had: an fma with zero would turn -0 into +0. */
-LT_ALWAYS __m256 fma_tail(__m256 w, const float *x, __m256 a, uint64_t n) {
+LT_ALWAYS __m256 fma_tail(__m256 w, const float *x, __m256 a, uint64_t n)
+{
     const __m256i m = lt__lane_mask(n);
     return _mm256_blendv_ps(a, _mm256_fmadd_ps(w, _mm256_maskload_ps(x, m), a), _mm256_castsi256_ps(m));
 }
 
-LT_ALWAYS float dot(lt_dtype t, const uint8_t *w, const float *x, uint64_t cols) {
+LT_ALWAYS float dot(lt_dtype t, const uint8_t *w, const float *x, uint64_t cols)
+{
     const size_t bytes = t == LT_DTYPE_F32 ? 4 : 2;
     __m256 acc[32];
     for (int k = 0; k < 32; k++)
@@ -56,7 +60,8 @@ LT_ALWAYS float dot(lt_dtype t, const uint8_t *w, const float *x, uint64_t cols)
 
 /* w: nr rows of f32, `stride` apart and padded to whole registers; out[t][r]. */
 LT_ALWAYS void tile(const int nr, const int nt, const float *w, size_t stride, const float *const *x, uint64_t cols,
-                    float *const *out) {
+                    float *const *out)
+{
     __m256 sums[TILE_R * TILE_T][32];
     for (uint64_t k = 0; k < 32; k++) {
         __m256 a[TILE_R * TILE_T];
@@ -104,14 +109,17 @@ typedef struct float_job {
     size_t panel_stride; /* elements */
 } float_job;
 
-static const float *act_row(const lt_op_args *a, uint64_t t) {
+static const float *act_row(const lt_op_args *a, uint64_t t)
+{
     return (const float *)(const void *)((const char *)lt_cpu_ptr(a->src[0].addr) + (int64_t)t * a->src[0].stride[0]);
 }
-static float *out_row(const lt_op_args *a, uint64_t t) {
+static float *out_row(const lt_op_args *a, uint64_t t)
+{
     return (float *)(void *)((char *)lt_cpu_ptr(a->dst.addr) + (int64_t)t * a->dst.stride[0]);
 }
 
-static void widen_row(lt_dtype t, const uint8_t *p, float *out, uint64_t cols) {
+static void widen_row(lt_dtype t, const uint8_t *p, float *out, uint64_t cols)
+{
     const size_t bytes = t == LT_DTYPE_F32 ? 4 : 2;
     uint64_t i = 0;
     for (; i + 8 <= cols; i += 8)
@@ -122,7 +130,8 @@ static void widen_row(lt_dtype t, const uint8_t *p, float *out, uint64_t cols) {
         _mm256_storeu_ps(out + i, widen_tail(t, p + i * bytes, cols - i));
 }
 
-static void many_rows(const float_job *j, uint64_t first, uint64_t end, float *panel) {
+static void many_rows(const float_job *j, uint64_t first, uint64_t end, float *panel)
+{
     const lt_view *w = &j->args->src[1];
     const uint8_t *base = lt_cpu_ptr(w->addr);
     for (uint64_t r = first; r < end; r++)
@@ -143,7 +152,8 @@ static void many_rows(const float_job *j, uint64_t first, uint64_t end, float *p
     }
 }
 
-static void one_token(const float_job *j, uint64_t first, uint64_t end) {
+static void one_token(const float_job *j, uint64_t first, uint64_t end)
+{
     const lt_view *w = &j->args->src[1];
     const uint8_t *p = (const uint8_t *)lt_cpu_ptr(w->addr) + (int64_t)first * w->stride[0];
     const float *x = act_row(j->args, 0);
@@ -154,7 +164,8 @@ static void one_token(const float_job *j, uint64_t first, uint64_t end) {
                                              : dot(LT_DTYPE_F32, p, x, j->cols);
 }
 
-static void float_rank(void *arg, uint32_t rank, uint32_t ranks) {
+static void float_rank(void *arg, uint32_t rank, uint32_t ranks)
+{
     const float_job *j = arg;
     (void)ranks;
     for (;;) {
@@ -172,7 +183,8 @@ static void float_rank(void *arg, uint32_t rank, uint32_t ranks) {
 static size_t panel_stride(uint64_t cols) { return (cols + 15) & ~(uint64_t)15; }
 
 lt_status lt__linear_float_avx2(const lt_op_args *args, lt_team *team, void *scratch, size_t scratch_bytes,
-                                lt_err *err) {
+                                lt_err *err)
+{
     (void)scratch_bytes, (void)err;
     const lt_view *w = &args->src[1];
     float_job j = {.args = args, .team = team, .rows = (uint64_t)w->dim[0], .cols = (uint64_t)w->dim[1],
@@ -184,7 +196,8 @@ lt_status lt__linear_float_avx2(const lt_op_args *args, lt_team *team, void *scr
     return LT_OK;
 }
 
-size_t lt__linear_float_scratch_avx2(const lt_op_args *args, uint32_t threads) {
+size_t lt__linear_float_scratch_avx2(const lt_op_args *args, uint32_t threads)
+{
     if (args->src[0].dim[0] == 1)
         return 0;
     return threads * PANEL_ROWS * panel_stride((uint64_t)args->src[1].dim[1]) * sizeof(float);

@@ -8,13 +8,15 @@
 #define PREFETCH_BYTES 2048 /* beyond what is read next; 1 to 8 KiB did not differ */
 
 /* Brings lines of the n bytes at p, in the order of memory: the hardware then runs ahead as well. */
-LT_ALWAYS void prefetch(const uint8_t *p, uint32_t n) {
+LT_ALWAYS void prefetch(const uint8_t *p, uint32_t n)
+{
     for (uint32_t k = 0; k < n; k += 64)
         _mm_prefetch((const char *)p + k, _MM_HINT_T0);
 }
 
 /* Eight vectors of products to eight sums: fewest widenings the format's range allows. */
-LT_ALWAYS __m256i sum_blocks(lt_dtype t, const __m256i *v) {
+LT_ALWAYS __m256i sum_blocks(lt_dtype t, const __m256i *v)
+{
     const __m256i ones = _mm256_set1_epi16(1);
     const int chain = lt__wchain(t);
     if (chain == 8)
@@ -27,14 +29,16 @@ LT_ALWAYS __m256i sum_blocks(lt_dtype t, const __m256i *v) {
 }
 
 /* One block's products with 32 activations: int16 pairs where they may be added further, else int32. */
-LT_ALWAYS __m256i block_products(lt_dtype t, __m256i w, __m256i q) {
+LT_ALWAYS __m256i block_products(lt_dtype t, __m256i w, __m256i q)
+{
     if (lt__wkind_of(t) != WK_S8)
         return _mm256_maddubs_epi16(w, q);
     /* |w| <= 128 and |q| <= 127: two products stay below 2^15. */
     return _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(q, w)), _mm256_set1_epi16(1));
 }
 
-LT_ALWAYS __m256i rows8_bytes(lt_dtype t, const uint8_t *w, size_t stride, const int8_t *act) {
+LT_ALWAYS __m256i rows8_bytes(lt_dtype t, const uint8_t *w, size_t stride, const int8_t *act)
+{
     const __m256i q = lt__load256(act);
     __m256i v[8];
     LT_UNROLL
@@ -43,7 +47,8 @@ LT_ALWAYS __m256i rows8_bytes(lt_dtype t, const uint8_t *w, size_t stride, const
     }
     return sum_blocks(t, v);
 }
-LT_ALWAYS __m256i rows8_nibbles(lt_dtype t, const uint8_t *w, size_t stride, const int8_t *act) {
+LT_ALWAYS __m256i rows8_nibbles(lt_dtype t, const uint8_t *w, size_t stride, const int8_t *act)
+{
     const __m256i q0 = _mm256_broadcastsi128_si256(lt__load128(act)), q1 = _mm256_broadcastsi128_si256(lt__load128(act + 16));
     const __m256i ones = _mm256_set1_epi16(1);
     __m256i v[4], high = ones;
@@ -70,7 +75,8 @@ LT_ALWAYS __m256i rows8_nibbles(lt_dtype t, const uint8_t *w, size_t stride, con
 
 /* Groups of eight blocks of one row of Q8_0, blocks in the lanes: it costs so little arithmetic that
  * the order of reading decides, and that of one row after another is the fastest. */
-LT_ALWAYS __m256 row_q8_0(const uint8_t *w, uint64_t groups, lt__q8a_row a) {
+LT_ALWAYS __m256 row_q8_0(const uint8_t *w, uint64_t groups, lt__q8a_row a)
+{
     __m256 acc = _mm256_setzero_ps();
     for (uint64_t i = 0; i < groups; i++, w += 8 * 34) {
         __m256i v[8];
@@ -86,7 +92,8 @@ LT_ALWAYS __m256 row_q8_0(const uint8_t *w, uint64_t groups, lt__q8a_row a) {
 }
 
 /* Eight rows of a format in blocks of 32. */
-LT_ALWAYS __m256 rows8(lt_dtype t, const uint8_t *w, size_t stride, uint64_t nb, lt__q8a_row a) {
+LT_ALWAYS __m256 rows8(lt_dtype t, const uint8_t *w, size_t stride, uint64_t nb, lt__q8a_row a)
+{
     const uint32_t bytes = t == LT_DTYPE_Q4_1 ? 20 : t == LT_DTYPE_Q5_0 ? 22 : t == LT_DTYPE_Q5_1 ? 24
                          : t == LT_DTYPE_Q8_0 ? 34 : t == LT_DTYPE_MXFP4 ? 17 : 18;
     __m256 acc[8];
@@ -126,7 +133,8 @@ LT_ALWAYS __m256 rows8(lt_dtype t, const uint8_t *w, size_t stride, uint64_t nb,
 }
 
 LT_ALWAYS void matvec32(lt_dtype t, const uint8_t *w, size_t stride, uint64_t rows, uint64_t cols, lt__q8a_row a,
-                        float *out) {
+                        float *out)
+{
     uint64_t r = 0;
     for (; r + 8 <= rows; r += 8)
         _mm256_storeu_ps(out + r, rows8(t, w + r * stride, stride, cols / 32, a));
@@ -136,7 +144,8 @@ LT_ALWAYS void matvec32(lt_dtype t, const uint8_t *w, size_t stride, uint64_t ro
 
 /* One super-block: its eight blocks' terms onto the eight accumulators. */
 LT_ALWAYS __m256 super_block(lt_dtype t, const uint8_t *p, const int8_t *q, const float *da8, const int16_t *s16,
-                             __m256 acc) {
+                             __m256 acc)
+{
     const lt__wkind kind = lt__wkind_of(t);
     __m256i v[8], even = _mm256_setzero_si256(), mins = even, sc = even;
     if (kind == WK_SC || kind == WK_SCM) {
@@ -174,7 +183,8 @@ LT_ALWAYS __m256 super_block(lt_dtype t, const uint8_t *p, const int8_t *q, cons
 }
 
 LT_ALWAYS void matvec256(lt_dtype t, const uint8_t *w, size_t stride, uint64_t rows, uint64_t cols, lt__q8a_row a,
-                         float *out) {
+                         float *out)
+{
     const uint32_t bytes = t == LT_DTYPE_Q4_K ? 144 : t == LT_DTYPE_Q5_K ? 176 : t == LT_DTYPE_Q6_K ? 210
                          : t == LT_DTYPE_Q2_K ? 84 : t == LT_DTYPE_Q3_K ? 110 : 136;
     for (uint64_t r = 0; r < rows; r++, w += stride) {
@@ -208,7 +218,8 @@ MATVEC(Q6_K, 256)
 MATVEC(IQ4_XS, 256)
 
 void lt__matvec_avx2(lt_dtype t, const uint8_t *w, size_t row_bytes, uint64_t rows, uint64_t cols, const uint8_t *act,
-                     float *out) {
+                     float *out)
+{
     static matvec_fn *const fns[LT_DTYPE_COUNT] = {
         [LT_DTYPE_Q4_0] = matvec_Q4_0, [LT_DTYPE_Q4_1] = matvec_Q4_1, [LT_DTYPE_Q5_0] = matvec_Q5_0,
         [LT_DTYPE_Q5_1] = matvec_Q5_1, [LT_DTYPE_Q8_0] = matvec_Q8_0, [LT_DTYPE_IQ4_NL] = matvec_IQ4_NL,

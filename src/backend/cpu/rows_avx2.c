@@ -2,20 +2,24 @@
 #include "backend/cpu/linear.h"
 #include "backend/cpu/rows_avx2.h"
 
-static bool is_quant_linear(const lt_op_args *args) {
+static bool is_quant_linear(const lt_op_args *args)
+{
     return lt_dtype_get(args->src[1].dtype)->kind == LT_DTYPE_KIND_QUANT;
 }
 
-static lt_status linear_quant(const lt_op_args *args, lt_team *team, void *scratch, size_t scratch_bytes, lt_err *err) {
+static lt_status linear_quant(const lt_op_args *args, lt_team *team, void *scratch, size_t scratch_bytes, lt_err *err)
+{
     (void)scratch_bytes, (void)err;
     lt__linear_quant(&lt__gemm_avx2, args, team, scratch);
     return LT_OK;
 }
-static size_t linear_quant_scratch(const lt_op_args *args, uint32_t threads) {
+static size_t linear_quant_scratch(const lt_op_args *args, uint32_t threads)
+{
     return lt__linear_quant_scratch(&lt__gemm_avx2, args, threads);
 }
 
-static bool is_flat(const lt_op_args *args) {
+static bool is_flat(const lt_op_args *args)
+{
     return args->dst.ndim == 2 || args->dst.ndim == 3;
 }
 

@@ -13,7 +13,8 @@ bool lt__kv_accepts_avx2(const lt_op_args *args);
 
 /* Waking the team costs a few microseconds: an op below this many elements runs on its caller. */
 #define LT_SMALL_ELEMS 8192
-static inline void lt__run_small(lt_team *team, lt_team_fn *fn, void *arg, uint64_t elems) {
+static inline void lt__run_small(lt_team *team, lt_team_fn *fn, void *arg, uint64_t elems)
+{
     if (elems < LT_SMALL_ELEMS)
         fn(arg, 0, 1);
     else

@@ -2,16 +2,19 @@
 #include "backend/cpu/linear.h"
 
 /* One token waits for memory, which AVX2 keeps busy. */
-static bool is_quant_of_many(const lt_op_args *args) {
+static bool is_quant_of_many(const lt_op_args *args)
+{
     return lt_dtype_get(args->src[1].dtype)->kind == LT_DTYPE_KIND_QUANT && args->src[0].dim[0] > 1;
 }
 
-static lt_status linear_quant(const lt_op_args *args, lt_team *team, void *scratch, size_t scratch_bytes, lt_err *err) {
+static lt_status linear_quant(const lt_op_args *args, lt_team *team, void *scratch, size_t scratch_bytes, lt_err *err)
+{
     (void)scratch_bytes, (void)err;
     lt__linear_quant(&lt__gemm_avx512, args, team, scratch);
     return LT_OK;
 }
-static size_t linear_quant_scratch(const lt_op_args *args, uint32_t threads) {
+static size_t linear_quant_scratch(const lt_op_args *args, uint32_t threads)
+{
     return lt__linear_quant_scratch(&lt__gemm_avx512, args, threads);
 }
 

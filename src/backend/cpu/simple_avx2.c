@@ -3,13 +3,15 @@
 #include "backend/cpu/math.h"
 #include "backend/cpu/rows_avx2.h"
 
-static float *row_at(const lt_view *v, uint64_t t) {
+static float *row_at(const lt_view *v, uint64_t t)
+{
     return (float *)(void *)((char *)lt_cpu_ptr(v->addr) + (int64_t)t * v->stride[0]);
 }
 
 /* ---- QUANTIZE ---- */
 
-static void quantize_row(const float *x, int8_t *q, uint64_t cols) {
+static void quantize_row(const float *x, int8_t *q, uint64_t cols)
+{
     float *d = (float *)(void *)(q + cols);
     int16_t *s = (int16_t *)(void *)(q + cols + cols / 8);
     for (uint64_t b = 0; b < cols / 32; b++) {
@@ -27,7 +29,8 @@ static void quantize_row(const float *x, int8_t *q, uint64_t cols) {
     }
 }
 
-static void quantize_rank(void *arg, uint32_t rank, uint32_t ranks) {
+static void quantize_rank(void *arg, uint32_t rank, uint32_t ranks)
+{
     const lt_op_args *a = arg;
     uint64_t t, end;
     lt__team_range((uint64_t)a->dst.dim[0], 1, rank, ranks, &t, &end);
@@ -36,7 +39,8 @@ static void quantize_rank(void *arg, uint32_t rank, uint32_t ranks) {
                      (uint64_t)a->dst.dim[1]);
 }
 
-lt_status lt__quantize_avx2(const lt_op_args *args, lt_team *team, void *scratch, size_t scratch_bytes, lt_err *err) {
+lt_status lt__quantize_avx2(const lt_op_args *args, lt_team *team, void *scratch, size_t scratch_bytes, lt_err *err)
+{
     (void)scratch, (void)scratch_bytes, (void)err;
     lt__run_small(team, quantize_rank, (void *)args, (uint64_t)(args->dst.dim[0] * args->dst.dim[1]));
     return LT_OK;
@@ -44,7 +48,8 @@ lt_status lt__quantize_avx2(const lt_op_args *args, lt_team *team, void *scratch
 
 /* ---- RMS_NORM ---- */
 
-static void norm_row(const float *x, const float *w, float *y, uint64_t cols, float eps) {
+static void norm_row(const float *x, const float *w, float *y, uint64_t cols, float eps)
+{
     __m256 acc[32];
     for (uint64_t k = 0; k < 32; k++) {
         __m256 a = _mm256_setzero_ps();
@@ -68,14 +73,16 @@ static void norm_row(const float *x, const float *w, float *y, uint64_t cols, fl
 
 /* Rows of the last dimension, over one or two outer ones. */
 static uint64_t outer_rows(const lt_view *v) { return (uint64_t)(v->ndim == 2 ? v->dim[0] : v->dim[0] * v->dim[1]); }
-static float *outer_row(const lt_view *v, uint64_t n) {
+static float *outer_row(const lt_view *v, uint64_t n)
+{
     if (v->ndim == 2)
         return row_at(v, n);
     const uint64_t h = (uint64_t)v->dim[1];
     return (float *)(void *)((char *)row_at(v, n / h) + (int64_t)(n % h) * v->stride[1]);
 }
 
-static void norm_rank(void *arg, uint32_t rank, uint32_t ranks) {
+static void norm_rank(void *arg, uint32_t rank, uint32_t ranks)
+{
     const lt_op_args *a = arg;
     uint64_t n, end;
     lt__team_range(outer_rows(&a->dst), 1, rank, ranks, &n, &end);
@@ -84,7 +91,8 @@ static void norm_rank(void *arg, uint32_t rank, uint32_t ranks) {
                  (uint64_t)a->dst.dim[a->dst.ndim - 1], a->params.RMS_NORM.eps);
 }
 
-lt_status lt__rms_norm_avx2(const lt_op_args *args, lt_team *team, void *scratch, size_t scratch_bytes, lt_err *err) {
+lt_status lt__rms_norm_avx2(const lt_op_args *args, lt_team *team, void *scratch, size_t scratch_bytes, lt_err *err)
+{
     (void)scratch, (void)scratch_bytes, (void)err;
     lt__run_small(team, norm_rank, (void *)args, outer_rows(&args->dst) * (uint64_t)args->dst.dim[args->dst.ndim - 1]);
     return LT_OK;
@@ -92,7 +100,8 @@ lt_status lt__rms_norm_avx2(const lt_op_args *args, lt_team *team, void *scratch
 
 /* ---- ROPE ---- */
 
-static void rope_pairs(const float *x, const float *table, float *y, uint32_t rotated) {
+static void rope_pairs(const float *x, const float *table, float *y, uint32_t rotated)
+{
     uint32_t i = 0;
     for (; i + 8 <= rotated; i += 8) {
         __m256 v = _mm256_loadu_ps(x + i), t = _mm256_loadu_ps(table + i);
@@ -106,7 +115,8 @@ static void rope_pairs(const float *x, const float *table, float *y, uint32_t ro
     }
 }
 
-static void rope_halves(const float *x, const float *table, float *y, uint32_t rotated) {
+static void rope_halves(const float *x, const float *table, float *y, uint32_t rotated)
+{
     const uint32_t half = rotated / 2;
     uint32_t i = 0;
     for (; i + 8 <= half; i += 8) {
@@ -125,7 +135,8 @@ static void rope_halves(const float *x, const float *table, float *y, uint32_t r
     }
 }
 
-static void rope_rank(void *arg, uint32_t rank, uint32_t ranks) {
+static void rope_rank(void *arg, uint32_t rank, uint32_t ranks)
+{
     const lt_op_args *a = arg;
     const lt_rope_params *p = &a->params.ROPE;
     const uint64_t heads = (uint64_t)a->dst.dim[1];
@@ -140,7 +151,8 @@ static void rope_rank(void *arg, uint32_t rank, uint32_t ranks) {
     }
 }
 
-lt_status lt__rope_avx2(const lt_op_args *args, lt_team *team, void *scratch, size_t scratch_bytes, lt_err *err) {
+lt_status lt__rope_avx2(const lt_op_args *args, lt_team *team, void *scratch, size_t scratch_bytes, lt_err *err)
+{
     (void)scratch, (void)scratch_bytes, (void)err;
     lt__run_small(team, rope_rank, (void *)args, outer_rows(&args->dst) * (uint64_t)args->dst.dim[2]);
     return LT_OK;
@@ -148,22 +160,26 @@ lt_status lt__rope_avx2(const lt_op_args *args, lt_team *team, void *scratch, si
 
 /* ---- elementwise ---- */
 
-LT_ALWAYS __m256 silu8(__m256 x) {
+LT_ALWAYS __m256 silu8(__m256 x)
+{
     const __m256 one = _mm256_set1_ps(1.0f);
     return _mm256_div_ps(x, _mm256_add_ps(one, lt__exp8(_mm256_xor_ps(x, _mm256_set1_ps(-0.0f)))));
 }
-LT_ALWAYS __m256 gelu8(__m256 x) {
+LT_ALWAYS __m256 gelu8(__m256 x)
+{
     const __m256 one = _mm256_set1_ps(1.0f);
     __m256 c = _mm256_mul_ps(_mm256_mul_ps(_mm256_set1_ps(0.044715f), x), x);
     __m256 u = _mm256_mul_ps(_mm256_set1_ps(0.79788456f), _mm256_fmadd_ps(c, x, x));
     return _mm256_div_ps(x, _mm256_add_ps(one, lt__exp8(_mm256_mul_ps(_mm256_set1_ps(-2.0f), u))));
 }
-LT_ALWAYS __m256 binary8(lt_op op, __m256 x, __m256 z) {
+LT_ALWAYS __m256 binary8(lt_op op, __m256 x, __m256 z)
+{
     return op == LT_OP_SILU_MUL ? _mm256_mul_ps(silu8(x), z)
          : op == LT_OP_GELU_MUL ? _mm256_mul_ps(gelu8(x), z)
                                 : _mm256_add_ps(x, z);
 }
-LT_ALWAYS void binary_row(lt_op op, const float *x, const float *z, float *y, uint64_t cols) {
+LT_ALWAYS void binary_row(lt_op op, const float *x, const float *z, float *y, uint64_t cols)
+{
     uint64_t i = 0;
     for (; i + 8 <= cols; i += 8)
         _mm256_storeu_ps(y + i, binary8(op, _mm256_loadu_ps(x + i), _mm256_loadu_ps(z + i)));
@@ -173,7 +189,8 @@ LT_ALWAYS void binary_row(lt_op op, const float *x, const float *z, float *y, ui
     }
 }
 
-static void binary_rank(void *arg, uint32_t rank, uint32_t ranks) {
+static void binary_rank(void *arg, uint32_t rank, uint32_t ranks)
+{
     const lt_op_args *a = arg;
     const uint64_t cols = (uint64_t)a->dst.dim[1];
     uint64_t t, end;
@@ -190,7 +207,8 @@ static void binary_rank(void *arg, uint32_t rank, uint32_t ranks) {
     }
 }
 
-static void scale_rank(void *arg, uint32_t rank, uint32_t ranks) {
+static void scale_rank(void *arg, uint32_t rank, uint32_t ranks)
+{
     const lt_op_args *a = arg;
     const lt_view *v = &a->dst;
     const uint64_t cols = (uint64_t)v->dim[v->ndim - 1];
@@ -208,13 +226,15 @@ static void scale_rank(void *arg, uint32_t rank, uint32_t ranks) {
     }
 }
 
-lt_status lt__scale_avx2(const lt_op_args *args, lt_team *team, void *scratch, size_t scratch_bytes, lt_err *err) {
+lt_status lt__scale_avx2(const lt_op_args *args, lt_team *team, void *scratch, size_t scratch_bytes, lt_err *err)
+{
     (void)scratch, (void)scratch_bytes, (void)err;
     lt__run_small(team, scale_rank, (void *)args, outer_rows(&args->dst) * (uint64_t)args->dst.dim[args->dst.ndim - 1]);
     return LT_OK;
 }
 
-lt_status lt__binary_avx2(const lt_op_args *args, lt_team *team, void *scratch, size_t scratch_bytes, lt_err *err) {
+lt_status lt__binary_avx2(const lt_op_args *args, lt_team *team, void *scratch, size_t scratch_bytes, lt_err *err)
+{
     (void)scratch, (void)scratch_bytes, (void)err;
     lt__run_small(team, binary_rank, (void *)args, (uint64_t)(args->dst.dim[0] * args->dst.dim[1]));
     return LT_OK;

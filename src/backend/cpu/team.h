@@ -30,7 +30,8 @@ void lt__team_rewind(lt_team *team);
 /* [*first, *end) of n items for this rank: contiguous, sizes differ by one at most, boundaries on
  * multiples of `grain` (1: any). */
 static inline void lt__team_range(uint64_t n, uint64_t grain, uint32_t rank, uint32_t ranks, uint64_t *first,
-                                  uint64_t *end) {
+                                  uint64_t *end)
+{
     uint64_t grains = (n + grain - 1) / grain, each = grains / ranks, more = grains % ranks;
     uint64_t a = each * rank + (rank < more ? rank : more);
     uint64_t b = a + each + (rank < more);

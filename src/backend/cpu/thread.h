@@ -15,15 +15,18 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-static inline void lt__futex_wait(_Atomic uint32_t *word, uint32_t seen) {
+static inline void lt__futex_wait(_Atomic uint32_t *word, uint32_t seen)
+{
     syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0);
 }
 
-static inline void lt__futex_wake(_Atomic uint32_t *word, uint32_t n) {
+static inline void lt__futex_wake(_Atomic uint32_t *word, uint32_t n)
+{
     syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, n, NULL, NULL, 0);
 }
 
-static inline void lt__pause(void) {
+static inline void lt__pause(void)
+{
 #if defined(__x86_64__)
     __builtin_ia32_pause();
 #endif
@@ -33,7 +36,8 @@ static inline void lt__pause(void) {
 uint32_t lt__wait_change(_Atomic uint32_t *word, uint32_t seen, _Atomic uint32_t *sleepers, uint64_t spin_ns);
 
 /* After the word was changed with memory_order_seq_cst. */
-static inline void lt__wake_sleepers(_Atomic uint32_t *word, _Atomic uint32_t *sleepers) {
+static inline void lt__wake_sleepers(_Atomic uint32_t *word, _Atomic uint32_t *sleepers)
+{
     if (atomic_load_explicit(sleepers, memory_order_seq_cst))
         lt__futex_wake(word, INT32_MAX);
 }
