@@ -47,7 +47,7 @@ static uint32_t take(world *w)
 static bool fault(void *user, lt_fault_point point)
 {
     world *w = user;
-    if (point != __atomic_load_n(&w->fault_point, __ATOMIC_RELAXED)) return false;
+    if ((int)point != __atomic_load_n(&w->fault_point, __ATOMIC_RELAXED)) return false;
     bool now = __atomic_fetch_sub(&w->fault_in, 1, __ATOMIC_RELAXED) == 1;
     if (now) __atomic_store_n(&w->failed, true, __ATOMIC_RELAXED);
     return now;

@@ -167,6 +167,6 @@ void lt__qgroup_decode(lt_dtype t, const void *block, uint32_t index, lt__qgroup
     case LT_DTYPE_IQ4_NL: decode_iq4_nl(p, out); return;
     case LT_DTYPE_IQ4_XS: decode_iq4_xs(p, index, out); return;
     case LT_DTYPE_MXFP4:  decode_mxfp4(p, out); return;
-    default:              LT_ASSERT(!"a QUANT dtype");
+    default:              LT_ASSERT(false && "a QUANT dtype");
     }
 }

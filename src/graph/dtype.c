@@ -109,7 +109,7 @@ void lt_dtype_to_f32(lt_dtype t, const void *src, float *dst, uint64_t n)
         case LT_DTYPE_BF16: dst[i] = lt__bf16_to_f32(lt__load_u16(p + 2 * i)); break;
         case LT_DTYPE_I32:  dst[i] = (float)(int32_t)lt__load_u32(p + 4 * i); break;
         case LT_DTYPE_I8:   dst[i] = (float)(int8_t)p[i]; break;
-        default:            LT_ASSERT(!"a dtype of one element a block");
+        default:            LT_ASSERT(false && "a dtype of one element a block");
         }
     }
 }

@@ -290,7 +290,7 @@ static lt_status check_contract(const check *c)
     case LT_OP_TAKE_ROWS: return check_take_rows(c);
     case LT_OP_COUNT:     break;
     }
-    LT_ASSERT(!"an op in ops.def has no check");
+    LT_ASSERT(false && "an op in ops.def has no check");
 }
 
 lt_status lt_op_check(const lt_op_args *args, lt_err *err)
