@@ -61,8 +61,8 @@ static int fuzz_open(const uint8_t *data, size_t n, const char *tail)
     snprintf(link, sizeof link, "/tmp/lt_fuzz_%d%s", (int)getpid(), tail);
     if (*tail && symlink(path, link) != 0) link[0] = 0;
     if (lt_modelfile_open(ctx, *tail && link[0] ? link : path, &f, &err) == LT_OK) sink = read_model(f, n);
-    (void)sink;
     else if (!err.text[0]) __builtin_trap();
+    (void)sink;
     lt_modelfile_close(f);
     if (lt_ctx_host_bytes(ctx) != 0) __builtin_trap();
     if (lt_ctx_host_peak_bytes(ctx) > 16 * n + (1 << 20)) __builtin_trap();
