@@ -49,7 +49,7 @@ static json_t *profile_json(const lt_profile *p)
     return j;
 }
 
-static void print_text(const lt_device_info *d, const lt_profile *p, const findings *f)
+static void print_text(const lt_device_info *d, const lt_profile *p, const char *gpu, const findings *f)
 {
     char b[4][24];
     printf("lowtide    %s\n", lt_version());
@@ -65,7 +65,7 @@ static void print_text(const lt_device_info *d, const lt_profile *p, const findi
     const char *name, *text;
     for (uint32_t i = 0; (name = lt_model_arch_at(i, &text)); i++)
         printf(" %s", name);
-    printf("\ngpu        this build has no GPU backend\n");
+    printf("\ngpu        %s\n", gpu);
     size_t i;
     json_t *x;
     json_array_foreach(f->list, i, x)
@@ -89,12 +89,14 @@ int cmd_doctor(const opts *o)
     if (s == LT_OK) {
         lt_device_get_info(a.dev, &d);
         look_at_limits(&f, &d);
+        char gpu[512] = "this build has no GPU backend";
+        (void)lt_device_probe(a.ctx, "cuda", gpu, sizeof gpu);
         if (o->v[OPT_json].set)
-            app_print_json(json_pack("{s:s, s:s, s:s, s:I, s:I, s:o, s:O}", "lowtide", lt_version(), "device", d.name, "isa", d.isa,
+            app_print_json(json_pack("{s:s, s:s, s:s, s:s, s:I, s:I, s:o, s:O}", "lowtide", lt_version(), "device", d.name, "gpu", gpu, "isa", d.isa,
                                      "total_bytes", (json_int_t)d.total_bytes, "free_bytes", (json_int_t)d.free_bytes, "profile",
                                      profile_json(&a.profile), "problems", f.list));
         else
-            print_text(&d, &a.profile, &f);
+            print_text(&d, &a.profile, gpu, &f);
     } else {
         code = app_fail(&a);
     }

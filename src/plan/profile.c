@@ -27,6 +27,10 @@
 #define TOKENS 64
 #define READ_BYTES (UINT64_C(128) << 20)
 #define DISK_BYTES (UINT64_C(32) << 20)
+#define LINK_BYTES (UINT64_C(32) << 20)
+/* A card is measured in rows that keep all of it busy, and in runs that hide the way there. */
+#define CARD_ROWS 8192
+#define CARD_LAUNCHES 8
 
 typedef struct bench {
     lt_ctx    *ctx;
@@ -72,15 +76,17 @@ static lt_view view2(lt_addr addr, lt_dtype t, int64_t rows, int64_t cols)
 /* LINEAR of every weight dtype the device takes: rates at 1 and at TOKENS rows of activations. */
 static lt_status measure_products(bench *b, lt_profile *p, lt_err *err)
 {
-    lt_addr w = b->mem, x = b->mem + (UINT64_C(4) << 20), y = b->mem + (UINT64_C(6) << 20);
+    bool card = !b->info.host_visible && b->mem_bytes >= UINT64_C(80) << 20;
+    int64_t rows = card ? CARD_ROWS : ROWS;
+    lt_addr w = b->mem, x = b->mem + (uint64_t)rows * COLS * 4 + (UINT64_C(2) << 20), y = x + (UINT64_C(2) << 20);
     for (int t = 0; t < LT_DTYPE_COUNT; t++) {
         const lt_dtype_traits *tr = lt_dtype_get((lt_dtype)t);
         if (tr->kind != LT_DTYPE_KIND_FLOAT && tr->kind != LT_DTYPE_KIND_QUANT)
             continue;
         lt_op_args a = {.op = LT_OP_LINEAR, .n_src = 2, .name = "profile"};
         a.src[0] = view2(x, tr->kind == LT_DTYPE_KIND_QUANT ? LT_DTYPE_Q8A : LT_DTYPE_F32, 1, COLS);
-        a.src[1] = view2(w, (lt_dtype)t, ROWS, COLS);
-        a.dst = view2(y, LT_DTYPE_F32, 1, ROWS);
+        a.src[1] = view2(w, (lt_dtype)t, rows, COLS);
+        a.dst = view2(y, LT_DTYPE_F32, 1, rows);
         const char *why;
         if (!lt__device_supports(b->dev, &a, &why))
             continue;
@@ -91,7 +97,7 @@ static lt_status measure_products(bench *b, lt_profile *p, lt_err *err)
         a.src[0].dim[0] = a.dst.dim[0] = TOKENS;
         if ((s = time_launches(b, &a, 1, 0.015, &sn, err)) != LT_OK)
             return s;
-        double dot = 8.0 * (double)a.src[1].stride[0] * ROWS / s1, gemm = (double)TOKENS * ROWS * COLS / sn;
+        double dot = 8.0 * (double)a.src[1].stride[0] * (double)rows / s1, gemm = (double)TOKENS * (double)rows * COLS / sn;
         p->dot_rate[t] = dot > p->dot_rate[t] ? dot : p->dot_rate[t];
         p->gemm_rate[t] = gemm > p->gemm_rate[t] ? gemm : p->gemm_rate[t];
     }
@@ -128,6 +134,11 @@ static lt_status measure_small(bench *b, lt_profile *p, lt_err *err)
     at.src[1] = (lt_view){.addr = b->mem, .dtype = LT_DTYPE_I8, .ndim = 1, .dim = {(int64_t)(4 * kv.page_bytes)}, .stride = {1}};
     at.src[2] = (lt_view){.addr = pa, .dtype = LT_DTYPE_I32, .ndim = 1, .dim = {16}, .stride = {4}};
     at.src[3] = (lt_view){.addr = ta, .dtype = LT_DTYPE_I32, .ndim = 1, .dim = {4}, .stride = {4}};
+    uint64_t scratch = lt__device_scratch_bytes(b->dev, &at), scratch_at = UINT64_C(8) << 20;
+    if (scratch > b->mem_bytes - scratch_at)
+        return lt__fail(err, LT_E_DEVICE_OOM, "measuring attention needs %lu bytes of scratch, %lu are left", scratch,
+                        b->mem_bytes - scratch_at);
+    at.scratch = scratch ? b->mem + scratch_at : 0;
     if ((st = time_launches(b, &at, 2, 0.02, &s, err)) != LT_OK)
         return st;
     p->attend_rate = 2.0 * 2 * 16 * 8 * 64 * 1016 / s;
@@ -143,11 +154,39 @@ static lt_status measure_memory(bench *b, lt_profile *p, lt_err *err)
     a.src[0] = view2(b->mem, LT_DTYPE_F32, 1, COLS);
     a.src[1] = view2(b->mem + 65536, LT_DTYPE_F16, (int64_t)rows - 64, COLS);
     a.dst = view2(b->mem + b->mem_bytes - (UINT64_C(1) << 20), LT_DTYPE_F32, 1, (int64_t)rows - 64);
-    lt_status st = time_launches(b, &a, 1, 0.15, &s, err);
+    int n = b->info.host_visible ? 1 : CARD_LAUNCHES;
+    lt_status st = time_launches(b, &a, n, 0.15, &s, err);
     if (st != LT_OK)
         return st;
-    p->memory_rate = (double)a.src[1].stride[0] * (double)a.src[1].dim[0] / s;
+    p->memory_rate = n * (double)a.src[1].stride[0] * (double)a.src[1].dim[0] / s;
     return LT_OK;
+}
+
+/* Best of some copies to the card, from pinned memory where the system lets us pin. */
+static lt_status measure_link(bench *b, lt_profile *p, lt_err *err)
+{
+    uint64_t bytes = lt__min_u64(LINK_BYTES, b->mem_bytes);
+    char *buf = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+    if (buf == MAP_FAILED)
+        return lt__fail_oom(err, bytes, "measuring the link");
+    lt_err why;
+    bool pinned = lt_device_pin(b->dev, buf, bytes, &why) == LT_OK;
+    if (!pinned)
+        lt__log(b->ctx, LT_LOG_WARN, "profile", "the link is measured from pageable memory: %s", why.text);
+    lt_status s = LT_OK;
+    for (int run = 0; s == LT_OK && run < 8; run++) {
+        uint64_t t0 = lt__now_ns();
+        s = lt_queue_copy_in(b->queue, b->mem, buf, bytes, err);
+        if (s == LT_OK)
+            s = lt_queue_sync(b->queue, err);
+        double rate = (double)bytes / ((double)(lt__now_ns() - t0) * 1e-9);
+        if (run && rate > p->link_rate)
+            p->link_rate = rate;
+    }
+    if (pinned)
+        lt_device_unpin(b->dev, buf, bytes);
+    munmap(buf, bytes);
+    return s;
 }
 
 /* Best rate of two reads of the whole file by the store, the way weights are read. */
@@ -230,6 +269,8 @@ static lt_status measure(lt_ctx *ctx, lt_device *dev, const char *folder, lt_pro
         (s = measure_products(&b, p, err)) == LT_OK && (s = measure_memory(&b, p, err)) == LT_OK &&
         (s = measure_small(&b, p, err)) == LT_OK)
         s = measure_products(&b, p, err); /* once more: a burst of load hit the first sweep or this one, seldom both */
+    if (s == LT_OK && !b.info.host_visible)
+        s = measure_link(&b, p, err);
     lt_queue_destroy(b.queue);
     if (s == LT_OK)
         measure_disk(ctx, folder, p);

@@ -495,6 +495,24 @@ static void pageable_copies_keep_their_turn(void **state)
     }
 }
 
+/* Where nothing can be pinned, host calls work, and such a copy is refused instead of held up for ever. */
+static void no_pinned_memory_is_told(void **state)
+{
+    (void)state;
+    rig r = open_rig(SPEC ",fail=register:1");
+    uint8_t b[64] = {0};
+    gate g = GATE;
+    OK(lt_device_commit(r.dev, r.mem, 2 * MIB, &r.err));
+    OK(lt_queue_call(r.copy, pass_gate, &g, &r.err));
+    assert_int_equal(lt_queue_copy_in(r.copy, r.mem, b, 64, &r.err), LT_E_HOST_OOM);
+    assert_non_null(strstr(r.err.text, "pin"));
+    open_gate(&g);
+    OK(lt_queue_sync(r.copy, &r.err));
+    OK(lt_queue_copy_in(r.copy, r.mem, b, 64, &r.err));
+    OK(lt_queue_sync(r.copy, &r.err));
+    close_rig(&r);
+}
+
 static void *late_error(void *p)
 {
     rig *r = p;
@@ -812,6 +830,7 @@ int main(void)
         cmocka_unit_test(plain_memory_where_there_is_no_vmm),
         cmocka_unit_test(private_files_are_never_registered),
         cmocka_unit_test(pageable_copies_keep_their_turn),
+        cmocka_unit_test(no_pinned_memory_is_told),
         cmocka_unit_test(asynchronous_errors_name_what_was_given),
         cmocka_unit_test(what_cannot_be_given_fails_at_once),
         cmocka_unit_test(failures_go_along_events),

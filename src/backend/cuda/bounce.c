@@ -10,32 +10,43 @@
 
 static uint8_t *bounce_at(lt_cuda_device *d, uint32_t i) { return d->bounce.memory + i * LT_CUDA_BOUNCE; }
 
-/* Under the lock. Made at the first need: most processes never have one. */
-static lt_status make_ready(lt_cuda_device *d, lt_err *err)
+/* Made before the first host call: pinning may wait for work in flight, and so for that call. That the
+ * system refuses to pin is kept, and told to a copy that has no other way. */
+lt_status lt__cuda_bounce_ready(lt_cuda_device *d, lt_err *err)
 {
     lt_cuda_bounce *b = &d->bounce;
-    if (b->ready)
-        return LT_OK;
+    lt_status s = LT_OK;
+    pthread_mutex_lock(&b->lock);
+    if (b->ready || b->refused.status != LT_OK)
+        goto out;
     b->block = lt__alloc(d->base.ctx, BOUNCE_BYTES + PAGE);
-    if (!b->block)
-        return lt__fail_oom(err, BOUNCE_BYTES + PAGE, "copies behind host calls");
+    if (!b->block) {
+        s = lt__fail_oom(err, BOUNCE_BYTES + PAGE, "copies behind host calls");
+        goto out;
+    }
     b->memory = (uint8_t *)lt__round_up((uintptr_t)b->block, PAGE);
-    lt_status s = lt__cuda_pin(&d->base, b->memory, BOUNCE_BYTES, err);
-    if (s != LT_OK) {
+    lt_err why = {0};
+    if (lt__cuda_pin(&d->base, b->memory, BOUNCE_BYTES, &why) == LT_OK) {
+        b->free = (1u << LT_CUDA_BOUNCES) - 1;
+        b->ready = true;
+    } else {
+        b->refused = why;
         lt__free(d->base.ctx, b->block, BOUNCE_BYTES + PAGE);
         b->block = b->memory = NULL;
-        return s;
     }
-    b->free = (1u << LT_CUDA_BOUNCES) - 1;
-    b->ready = true;
-    return LT_OK;
+out:
+    pthread_mutex_unlock(&b->lock);
+    return s;
 }
 
 static lt_status take_bounce(lt_cuda_device *d, uint32_t *out, lt_err *err)
 {
     lt_cuda_bounce *b = &d->bounce;
+    lt_status s = LT_OK;
     pthread_mutex_lock(&b->lock);
-    lt_status s = make_ready(d, err);
+    if (!b->ready)
+        s = lt__fail_native(err, b->refused.status, b->refused.native, "cuda: a copy of pageable memory behind a host call: %.400s",
+                            b->refused.text);
     while (s == LT_OK && !b->free) {
         struct timespec t;
         if (atomic_load_explicit(&d->lost, memory_order_acquire)) {

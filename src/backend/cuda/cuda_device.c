@@ -9,6 +9,7 @@
 #include <string.h>
 
 #define PIECE_BYTES (LT_CUDA_GRANULE * LT_CUDA_PIECE)
+#define MEASURE_SLACK ((uint64_t)64 << 20)
 
 bool lt__cuda_fault(lt_cuda_device *d, lt_cuda_fault point)
 {
@@ -222,15 +223,18 @@ static void open_nvml(lt_cuda_device *d, const char *path)
                 "no NVML (%s): all that is in use on the device counts as this process's fixed cost", why);
 }
 
-/* What the context took: as the driver lists it for the process, else by the change of what is in use. */
+/* What the context took: as the driver lists it for the process, else by the change of what is in use.
+ * In a container the process's number may be another's in the list: one with less than what came on top. */
 static uint64_t measure_fixed(lt_cuda_device *d, bool have_before, uint64_t before)
 {
-    uint64_t used = 0;
+    uint64_t used = 0, own = 0, more = 0;
     size_t free = 0, total = 0;
-    if (lt__nvml_process_used(&d->nvml, &used))
-        return used;
-    if (have_before && lt__nvml_used(&d->nvml, &used))
-        return used > before ? used - before : 0;
+    bool changed = have_before && lt__nvml_used(&d->nvml, &used);
+    more = changed && used > before ? used - before : 0;
+    if (lt__nvml_process_used(&d->nvml, &own) && (!changed || own + MEASURE_SLACK >= more))
+        return own;
+    if (changed)
+        return more;
     if (d->cu.memory_info(&free, &total) != LT_CU_OK || free > total)
         return 0;
     return total - free;

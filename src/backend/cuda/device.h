@@ -111,6 +111,7 @@ typedef struct lt_cuda_bounce {
     void           *block; /* what lt__alloc gave */
     uint32_t        free;  /* one bit a bounce */
     bool            ready;
+    lt_err          refused; /* why they could not be pinned */
 } lt_cuda_bounce;
 
 /* --- kernels ------------------------------------------------------------------------ */
@@ -203,6 +204,7 @@ lt_status lt__cuda_fill(lt_queue *q, lt_addr dst, uint8_t value, uint64_t bytes,
 lt_status lt__cuda_call_host(lt_queue *q, lt_host_fn *fn, void *user, lt_err *err);
 lt_status lt__cuda_queue_launch(lt_queue *q, const lt_op_args *args, lt_err *err);
 lt_status lt__cuda_wait(lt_queue *q, lt_event *ev, lt_err *err);
+LT_NODISCARD lt_status lt__cuda_bounce_ready(lt_cuda_device *d, lt_err *err); /* before a host call */
 void lt__cuda_bounce_deinit(lt_cuda_device *d);
 
 /* What the copies of queue.c and bounce.c are made of. begin refuses on a failed queue or a lost

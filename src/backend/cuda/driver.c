@@ -55,6 +55,8 @@ static lt_status status_of(lt_curesult r)
     case LT_CU_NO_DEVICE:
     case LT_CU_STUB_LIBRARY:
     case LT_CU_NO_BINARY_FOR_GPU:
+    case LT_CU_NOT_FOUND:
+    case LT_CU_LAUNCH_OUT_OF_RESOURCES:
     case LT_CU_UNSUPPORTED_PTX_VERSION:
     case LT_CU_NOT_SUPPORTED:
     case LT_CU_NOT_PERMITTED:

@@ -287,6 +287,8 @@ lt_status lt__cuda_call_host(lt_queue *handle, lt_host_fn *fn, void *user, lt_er
     lt_cuda_call *c = NULL;
     lt_status s = queue_state(q, err);
     if (s == LT_OK)
+        s = lt__cuda_bounce_ready(device_of(q), err);
+    if (s == LT_OK)
         s = lt__cuda_take_call(q, &c, err);
     if (s != LT_OK)
         return s;
