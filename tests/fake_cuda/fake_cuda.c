@@ -27,11 +27,13 @@ typedef struct handle {
     int maps;
 } handle;
 
-struct CUevent_st {
-    CUevent dead; /* the next of those destroyed: work of streams may still name them */
-    uint64_t given, done, done_ns; /* records */
-    bool timing;
-};
+/* A record is its own thing: a wait keeps the one it was given. None is freed: streams may name them. */
+typedef struct record {
+    struct record *next;
+    bool done;
+    uint64_t done_ns;
+} record;
+struct CUevent_st { record *latest; };
 struct CUmod_st { int unused; };
 struct CUfunc_st { char name[64]; int shared; };
 struct CUctx_st { int refs; };
@@ -40,12 +42,12 @@ typedef enum what { COPY_IN, COPY_OUT, COPY, FILL, CALL, LAUNCH, RECORD, WAIT } 
 typedef struct work {
     struct work *next;
     what kind;
-    uint64_t dst, src, bytes, seq;
+    uint64_t dst, src, bytes;
     void *host;
     bool owned; /* host was staged */
     uint8_t value;
     lt_cuhostfn *fn;
-    CUevent event;
+    record *mark;
 } work;
 
 struct CUstream_st {
@@ -61,7 +63,7 @@ static pthread_cond_t g_moved = PTHREAD_COND_INITIALIZER;
 static span *g_spans;
 static handle *g_handles;
 static struct CUctx_st g_context;
-static CUevent g_dead;
+static record *g_records;
 static struct CUfunc_st g_functions[64];
 static int g_n_functions;
 static fake_cuda_counts g_counts;
@@ -213,11 +215,12 @@ static void run_work(work *w)
         g_broken = LT_CU_ILLEGAL_ADDRESS;
         broken = true;
     }
-    while (w->kind == WAIT && w->event->done < w->seq)
+    while (w->kind == WAIT && !w->mark->done)
         pthread_cond_wait(&g_moved, &g_lock);
     if (w->kind == RECORD) {
-        w->event->done = w->seq;
-        w->event->done_ns = now_ns();
+        w->mark->done = true;
+        w->mark->done_ns = now_ns();
+        pthread_cond_broadcast(&g_moved);
     }
     pthread_mutex_unlock(&g_lock);
     if (broken)
@@ -673,15 +676,17 @@ API lt_curesult cuStreamWaitEvent(CUstream s, CUevent event, unsigned flags)
     ENTER(true);
     if (flags)
         return BAD("flags");
-    give(s, (work){.kind = WAIT, .event = event, .seq = event->given});
+    if (event->latest)
+        give(s, (work){.kind = WAIT, .mark = event->latest});
     return leave(LT_CU_OK);
 }
 
 API lt_curesult cuEventCreate(CUevent *out, unsigned flags)
 {
     ENTER(true);
+    if (flags)
+        return BAD("an event without timing");
     CUevent e = calloc(1, sizeof *e);
-    e->timing = !(flags & LT_CU_EVENT_DISABLE_TIMING);
     g_counts.events++;
     *out = e;
     return leave(LT_CU_OK);
@@ -691,8 +696,7 @@ API lt_curesult cuEventDestroy_v2(CUevent e)
 {
     (void)enter(__func__, true);
     g_counts.events--;
-    e->dead = g_dead;
-    g_dead = e;
+    free(e);
     pthread_mutex_unlock(&g_lock);
     return LT_CU_OK;
 }
@@ -700,21 +704,24 @@ API lt_curesult cuEventDestroy_v2(CUevent e)
 API lt_curesult cuEventRecord(CUevent e, CUstream s)
 {
     ENTER(true);
-    give(s, (work){.kind = RECORD, .event = e, .seq = ++e->given});
+    record *m = calloc(1, sizeof *m);
+    m->next = g_records;
+    g_records = e->latest = m;
+    give(s, (work){.kind = RECORD, .mark = m});
     return leave(LT_CU_OK);
 }
 
 API lt_curesult cuEventQuery(CUevent e)
 {
     ENTER(true);
-    return leave(e->done < e->given ? LT_CU_NOT_READY : LT_CU_OK);
+    return leave(e->latest && !e->latest->done ? LT_CU_NOT_READY : LT_CU_OK);
 }
 
 API lt_curesult cuEventSynchronize(CUevent e)
 {
     ENTER(true);
-    uint64_t until = e->given;
-    while (e->done < until)
+    record *m = e->latest;
+    while (m && !m->done)
         pthread_cond_wait(&g_moved, &g_lock);
     return leave(g_broken);
 }
@@ -722,9 +729,11 @@ API lt_curesult cuEventSynchronize(CUevent e)
 API lt_curesult cuEventElapsedTime(float *ms, CUevent start, CUevent end)
 {
     ENTER(true);
-    if (start->done < start->given || end->done < end->given)
+    if (!start->latest || !end->latest)
+        return BAD("an event that was never recorded");
+    if (!start->latest->done || !end->latest->done)
         return leave(LT_CU_NOT_READY);
-    *ms = (float)(((double)end->done_ns - (double)start->done_ns) / 1e6);
+    *ms = (float)(((double)end->latest->done_ns - (double)start->latest->done_ns) / 1e6);
     return leave(LT_CU_OK);
 }
 

@@ -603,6 +603,13 @@ static void what_cannot_be_given_fails_at_once(void **state)
 
 static lt_status refuse(void *user, lt_err *err) { return lt__fail(err, LT_E_IO, "%s", (const char *)user); }
 
+static lt_status count_up(void *user, lt_err *err)
+{
+    (void)err;
+    ++*(int *)user;
+    return LT_OK;
+}
+
 /* A failure goes along events through queues that did nothing wrong, and not to work before it. */
 static void failures_go_along_events(void **state)
 {
@@ -622,10 +629,15 @@ static void failures_go_along_events(void **state)
     OK(lt_queue_wait(r.q, behind, &r.err));
     OK(lt_event_record(further, r.q, &r.err));
     OK(lt_queue_wait(third, further, &r.err));
+    int ran = 0;
+    OK(lt_queue_call(third, count_up, &ran, &r.err));
+    OK(lt_queue_call(r.copy, count_up, &ran, &r.err));
     open_gate(&g);
     assert_int_equal(lt_queue_sync(third, &r.err), LT_E_IO);
     assert_string_equal(r.err.text, "page 3 is torn");
     assert_int_equal(lt_queue_sync(r.q, &r.err), LT_E_IO);
+    assert_int_equal(lt_queue_sync(r.copy, &r.err), LT_E_IO);
+    assert_int_equal(ran, 0); /* what stands behind it is skipped */
     OK(lt_event_sync(before, &r.err));
     assert_int_equal(lt_event_sync(further, &r.err), LT_E_IO);
     lt_queue *fresh;
