@@ -43,6 +43,7 @@ typedef struct lt_device_info {
     uint64_t commit_bytes;     /* granularity of commit */
     uint64_t align_bytes;      /* natural alignment of an allocation */
     bool     host_visible;     /* an lt_addr is also a host pointer */
+    bool     memlock;          /* page-locking host memory counts against RLIMIT_MEMLOCK */
     bool     virtual_clock;    /* durations are simulated, see sim */
     uint32_t compute_threads;  /* 0 when the notion does not apply */
     char     isa[16];          /* "ref", "avx2", "avx512"; "" when the notion does not apply */

@@ -299,6 +299,7 @@ lt_status lt__engine_create(lt_ctx *ctx, const lt__engine_desc *desc, lt__engine
         goto fail;
     lt_residency_desc rd = lt_residency_desc_default();
     rd.ring_bytes = p->info.ring_bytes;
+    rd.pin_bytes = p->direct ? 0 : UINT64_MAX; /* mapped files: as much as the host allows */
     rd.trace = desc->trace;
     if ((s = lt_residency_create(e->pool, &rd, &e->residency, err)) != LT_OK || (s = add_items(e, err)) != LT_OK ||
         (s = build_order(e, err)) != LT_OK || (s = load_resident(e, err)) != LT_OK ||

@@ -68,7 +68,7 @@ lt_status lt_residency_create(lt_pool *pool, const lt_residency_desc *desc, lt_r
     r->trace = d.trace;
     r->scope = lt__trace_scope(d.trace);
     r->items_free = r->leases_free = LT__NO_ITEM;
-    r->pin_left = lt__pin_budget(d.pin_bytes ? d.pin_bytes : d.staging_bytes ? d.staging_bytes : 8u << 20);
+    r->pin_left = lt__pin_budget(r->dev, d.pin_bytes ? d.pin_bytes : d.staging_bytes ? d.staging_bytes : 8u << 20);
     lt_device_info info;
     lt_device_get_info(dev, &info);
     r->host_visible = info.host_visible;

@@ -348,13 +348,13 @@ static void memory_10_host_budget_follows_the_limit(void **state)
     /* At run time: what may be locked is asked for anew each time. */
     struct rlimit old, less;
     assert_int_equal(getrlimit(RLIMIT_MEMLOCK, &old), 0);
-    uint64_t before = lt__pin_budget(1 << 20);
+    uint64_t before = lt__pin_budget(sim, 1 << 20);
     less = (struct rlimit){65536, old.rlim_max};
     assert_int_equal(setrlimit(RLIMIT_MEMLOCK, &less), 0);
-    uint64_t after = lt__pin_budget(1 << 20);
+    uint64_t after = lt__pin_budget(sim, 1 << 20);
     assert_int_equal(setrlimit(RLIMIT_MEMLOCK, &old), 0);
     assert_true(after <= 65536);
-    assert_int_equal(lt__pin_budget(1 << 20), before);
+    assert_int_equal(lt__pin_budget(sim, 1 << 20), before);
 }
 
 static void text_14_pinning_refused_falls_back_and_says_so(void **state)

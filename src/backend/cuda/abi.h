@@ -69,7 +69,7 @@ enum {
 
 enum { LT_CU_STREAM_NON_BLOCKING = 1 };
 enum { LT_CU_EVENT_DEFAULT = 0, LT_CU_EVENT_DISABLE_TIMING = 2 };
-enum { LT_CU_HOST_REGISTER_READ_ONLY = 8 };
+enum { LT_CU_HOST_REGISTER_PORTABLE = 1, LT_CU_HOST_REGISTER_DEVICEMAP = 2, LT_CU_HOST_REGISTER_READ_ONLY = 8 };
 enum { LT_CU_FUNC_MAX_DYNAMIC_SHARED = 8 };
 enum { LT_CU_MEM_PINNED = 1, LT_CU_MEM_LOCATION_DEVICE = 1, LT_CU_MEM_READWRITE = 3, LT_CU_GRANULARITY_MINIMUM = 0 };
 
@@ -118,6 +118,7 @@ typedef void lt_cuhostfn(void *user);
     X(mem_unmap, "cuMemUnmap", 0, (CUdeviceptr ptr, size_t bytes))                                                     \
     X(mem_access, "cuMemSetAccess", 0, (CUdeviceptr ptr, size_t bytes, const lt_cumemaccess *desc, size_t count))      \
     X(host_register, "cuMemHostRegister_v2", 1, (void *ptr, size_t bytes, unsigned flags))                             \
+    X(host_pointer, "cuMemHostGetDevicePointer_v2", 0, (CUdeviceptr *out, void *host, unsigned flags))                  \
     X(host_unregister, "cuMemHostUnregister", 1, (void *ptr))                                                          \
     X(copy_in, "cuMemcpyHtoDAsync_v2", 1, (CUdeviceptr dst, const void *src, size_t bytes, CUstream stream))           \
     X(copy_out, "cuMemcpyDtoHAsync_v2", 1, (void *dst, CUdeviceptr src, size_t bytes, CUstream stream))                \

@@ -276,6 +276,7 @@ static void cuda_close(lt_device *dev)
         lt__log(ctx, LT_LOG_WARN, "cuda", "closed with %zu queues and %zu events still there", queues, events);
     bool entered = d->context && lt__cuda_enter(d, NULL) == LT_OK;
     lt__cuda_bounce_deinit(d);
+    lt__cuda_wrong_deinit(d);
     lt__cuda_memory_deinit(d);
     lt__cuda_modules_deinit(d);
     if (d->context)
@@ -313,6 +314,8 @@ static lt_status start_device(lt_cuda_device *d, const cuda_options *o, lt_err *
     s = check_vmm(d, o->vmm, err);
     if (s == LT_OK)
         s = lt__cuda_time_init(d, err);
+    if (s == LT_OK)
+        s = lt__cuda_wrong_init(d, err);
     if (s == LT_OK) {
         atomic_store(&d->fixed_bytes, measure_fixed(d, have_before, before));
         size_t free = 0, total = 0;

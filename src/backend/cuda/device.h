@@ -140,6 +140,16 @@ typedef struct lt_cuda_modules {
     size_t            n_functions;
 } lt_cuda_modules;
 
+/* --- reports of kernels, wrong.c ---------------------------------------------------- */
+
+struct lt_cuda_wrong;
+typedef struct lt_cuda_wrong_page {
+    void                 *block;
+    struct lt_cuda_wrong *host;
+    CUdeviceptr           device;
+    bool                  registered;
+} lt_cuda_wrong_page;
+
 /* --- device ------------------------------------------------------------------------- */
 
 struct lt_cuda_device {
@@ -158,6 +168,7 @@ struct lt_cuda_device {
     lt_cuda_memory   memory;
     lt_cuda_modules  modules;
     lt_cuda_bounce   bounce;
+    lt_cuda_wrong_page wrong;
 
     pthread_mutex_t  lock; /* the lists, the slots, lost_err */
     lt_cuda_queue   *queues;
@@ -243,6 +254,11 @@ lt_status lt__cuda_event_sync(lt_event *ev, lt_err *err);
 uint64_t lt__cuda_event_time_ns(const lt_event *ev);
 lt_status lt__cuda_time_init(lt_cuda_device *d, lt_err *err);
 void lt__cuda_time_deinit(lt_cuda_device *d);
+
+LT_NODISCARD lt_status lt__cuda_wrong_init(lt_cuda_device *d, lt_err *err); /* the context is current */
+void lt__cuda_wrong_deinit(lt_cuda_device *d);
+/* After a sync: what a kernel reported, once. */
+lt_status lt__cuda_wrong_check(lt_cuda_device *d, lt_err *err);
 
 void lt__cuda_modules_init(lt_cuda_device *d);
 void lt__cuda_modules_deinit(lt_cuda_device *d);

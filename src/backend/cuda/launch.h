@@ -10,14 +10,17 @@ static inline uint32_t lt__cuda_blocks(int64_t units, int64_t per_block) { retur
 /* Bytes from one index of a dimension to the next; 0 where the view has no such dimension. */
 static inline int64_t lt__cuda_stride(const lt_view *v, uint32_t dim) { return v->ndim > dim + 1 ? v->stride[dim] : 0; }
 
-static inline void lt__cuda_kv_fill(lt_cuda_kv *out, const lt_kv_layout *kv, const lt_view *table)
+static inline void lt__cuda_kv_fill(lt_cuda_kv *out, const lt_cuda_device *dev, const lt_op_args *args, const lt_kv_layout *kv,
+                                    const lt_view *cache)
 {
     uint64_t row = 0;
     bool ok = lt_dtype_row_bytes(kv->dtype, kv->head_dim, &row);
     LT_ASSERT(ok);
     *out = (lt_cuda_kv){.page_bytes = kv->page_bytes, .k_offset = kv->k_offset, .v_offset = kv->v_offset, .row_bytes = row,
                         .kv_heads = (int32_t)kv->kv_heads, .head_dim = (int32_t)kv->head_dim,
-                        .dtype = kv->dtype == LT_DTYPE_F32 ? 0 : kv->dtype == LT_DTYPE_F16 ? 1 : 2, .pages = (int32_t)table->dim[0]};
+                        .dtype = kv->dtype == LT_DTYPE_F32 ? 0 : kv->dtype == LT_DTYPE_F16 ? 1 : 2, .pages = (int32_t)args->src[3].dim[0],
+                        .limit = (int32_t)lt__min_u64(INT32_MAX, (uint64_t)cache->dim[0] / kv->page_bytes),
+                        .wrong = lt__cuda_wrong(dev), .name = (uint64_t)(uintptr_t)(args->name ? args->name : "attention")};
 }
 
 #endif

@@ -41,7 +41,7 @@ static lt_status launch(lt_cuda_device *dev, CUstream stream, const lt_op_args *
                            .q_head = args->src[0].stride[1], .y_token = args->dst.stride[0], .y_head = args->dst.stride[1],
                            .tokens = (int32_t)args->src[0].dim[0], .heads = (int32_t)p->heads, .window = (int32_t)p->window,
                            .parts = (int32_t)(args->scratch ? parts : 1), .scale = p->scale};
-    lt__cuda_kv_fill(&a.kv, &p->kv, &args->src[3]);
+    lt__cuda_kv_fill(&a.kv, dev, args, &p->kv, &args->src[1]);
     if (!a.tokens)
         return LT_OK;
     lt_cuda_dim grid = {(uint32_t)a.heads, (uint32_t)a.tokens, (uint32_t)a.parts}, block = {256, 1, 1};

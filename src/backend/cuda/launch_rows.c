@@ -1,4 +1,6 @@
 /* launch_rows.c - quantisation, norm, rotation, cache writes and the elementwise ops. */
+#include <string.h>
+
 #include "backend/cuda/launch.h"
 
 #define THREADS 256
@@ -36,7 +38,7 @@ static bool accepts_rows(const lt_cuda_device *dev, const lt_op_args *a, const c
 {
     (void)dev;
     *why = "a view of four dimensions whose middle ones do not lie evenly";
-    if (!even(&a->src[0]) || !even(&a->dst) || (a->n_src > 1 && !even(&a->src[1])))
+    if (a->op != LT_OP_SCALE && (!even(&a->src[0]) || !even(&a->dst) || (a->n_src > 1 && !even(&a->src[1]))))
         return false;
     *why = "over two billion rows or columns";
     int64_t n = 1;
@@ -88,8 +90,25 @@ EACH(add, "add_rows")
 EACH(silu_mul, "silu_mul")
 EACH(gelu_mul, "gelu_mul")
 
+/* Four dimensions whose middle ones lie unevenly go as so many of three. */
 static lt_status scale(lt_cuda_device *dev, CUstream s, const lt_op_args *args, lt_err *err)
 {
+    if (!even(&args->src[0]) || !even(&args->dst)) {
+        lt_op_args part = *args;
+        lt_view *v[2] = {&part.src[0], &part.dst};
+        for (int k = 0; k < 2; k++) {
+            v[k]->ndim--;
+            memmove(v[k]->dim, v[k]->dim + 1, 3 * sizeof *v[k]->dim);
+            memmove(v[k]->stride, v[k]->stride + 1, 3 * sizeof *v[k]->stride);
+        }
+        lt_status st = LT_OK;
+        for (int64_t i = 0; i < args->src[0].dim[0] && st == LT_OK; i++) {
+            v[0]->addr = args->src[0].addr + (uint64_t)(i * args->src[0].stride[0]);
+            v[1]->addr = args->dst.addr + (uint64_t)(i * args->dst.stride[0]);
+            st = scale(dev, s, &part, err);
+        }
+        return st;
+    }
     lt_cuda_rows r = rows_of(args);
     r.value = args->params.SCALE.factor;
     return launch_units(dev, s, "scale_rows", elements(&r), THREADS, &r, args, err);
@@ -100,6 +119,8 @@ static lt_status take_rows(lt_cuda_device *dev, CUstream s, const lt_op_args *ar
     lt_cuda_rows r = rows_of(args);
     r.inner = (int32_t)args->src[0].dim[0];
     r.outer = (int32_t)args->dst.dim[0];
+    r.wrong = lt__cuda_wrong(dev);
+    r.name = (uint64_t)(uintptr_t)(args->name ? args->name : "take_rows");
     return launch_units(dev, s, "take_rows", (int64_t)r.outer * r.cols, THREADS, &r, args, err);
 }
 
@@ -109,7 +130,7 @@ static lt_status kv_store(lt_cuda_device *dev, CUstream s, const lt_op_args *arg
                           .table = args->src[3].addr, .k_token = args->src[0].stride[0], .k_head = args->src[0].stride[1],
                           .v_token = args->src[1].stride[0], .v_head = args->src[1].stride[1],
                           .tokens = (int32_t)args->src[0].dim[0]};
-    lt__cuda_kv_fill(&a.kv, &args->params.KV_STORE.kv, &args->src[3]);
+    lt__cuda_kv_fill(&a.kv, dev, args, &args->params.KV_STORE.kv, &args->dst);
     int64_t units = (int64_t)a.tokens * a.kv.kv_heads * ((a.kv.head_dim + 31) / 32);
     if (!units)
         return LT_OK;

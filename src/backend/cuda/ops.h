@@ -20,6 +20,9 @@ typedef struct lt_cuda_props {
 } lt_cuda_props;
 const lt_cuda_props *lt__cuda_device_props(const lt_cuda_device *dev);
 
+/* Device address of the lt_cuda_wrong that kernels report bad data to (kernels/args.h). */
+uint64_t lt__cuda_wrong(const lt_cuda_device *dev);
+
 typedef struct lt_cuda_row {
     lt_op op;
     /* NULL: anything the op's contract allows. On refusal *why is a static sentence; why is never NULL.

@@ -369,6 +369,9 @@ lt_status lt__cuda_queue_sync(lt_queue *handle, lt_err *err)
     if (r != LT_CU_OK)
         return fail_late(q, r, "the queue's sync", err);
     q->n_names = 0;
+    lt_err wrong;
+    if (lt__cuda_wrong_check(d, &wrong) != LT_OK)
+        fail_slot(d, &d->slots[q->slot], 0, &wrong);
     return queue_state(q, err);
 }
 

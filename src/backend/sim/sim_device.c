@@ -60,6 +60,7 @@ static void sim_get_info(const lt_device *dev, lt_device_info *out)
     out->free_bytes = m->vram_bytes - m->fixed_bytes - committed;
     out->commit_bytes = LT_HOSTMEM_GRANULE;
     out->align_bytes = 256; /* as cards have it */
+    out->memlock = true;
     out->virtual_clock = m->host.clock.virt;
     out->compute_threads = m->host.threads;
     snprintf(out->isa, sizeof out->isa, "%s", lt__cpu_isa_name(m->host.isa));

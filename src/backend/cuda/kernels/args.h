@@ -6,6 +6,13 @@
 
 #include <stdint.h>
 
+/* What a kernel found wrong in its data; 16 bytes of host memory. name: args->name, as an address of the host. */
+enum { LT_CUDA_WRONG_POSITION = 1, LT_CUDA_WRONG_SPAN, LT_CUDA_WRONG_PAGE, LT_CUDA_WRONG_ROW };
+typedef struct lt_cuda_wrong {
+    uint64_t name;
+    int32_t  kind, value;
+} lt_cuda_wrong;
+
 /* LINEAR: y[t][r] = x[t] . w[r]. */
 typedef struct lt_cuda_linear {
     uint64_t x, w, y;
@@ -19,11 +26,13 @@ typedef struct lt_cuda_rows {
     int64_t  a_outer, a_inner, b_outer, y_outer, y_inner;
     int32_t  outer, inner, cols, extra;
     float    value, pad;
+    uint64_t wrong, name;
 } lt_cuda_rows;
 
 typedef struct lt_cuda_kv {
     uint64_t page_bytes, k_offset, v_offset, row_bytes;
-    int32_t  kv_heads, head_dim, dtype /* 0 f32, 1 f16, 2 q8_0 */, pages;
+    uint64_t wrong, name;
+    int32_t  kv_heads, head_dim, dtype /* 0 f32, 1 f16, 2 q8_0 */, pages /* of the table */, limit /* pages of the cache */, pad;
 } lt_cuda_kv;
 
 typedef struct lt_cuda_kv_store {

@@ -69,7 +69,14 @@ typedef struct chunk { float m, l, o[OUT]; } chunk;
 LT_DEV void attend_page(const lt_cuda_attention &a, int head, int first, int last, const float *q, float *p, float *sh, chunk &c)
 {
     const int base = first / LT_PAGE * LT_PAGE, i = (int)threadIdx.x, pos = base + i, kv_head = head / (a.heads / a.kv.kv_heads);
-    const int page = ((const int *)a.table)[first / LT_PAGE % a.kv.pages];
+    const int page = lt_page(a.kv, a.table, first / LT_PAGE);
+    if (page < 0) { /* the same for the whole block; the output is not looked at any more */
+        c.m = c.l = 0;
+#pragma unroll
+        for (int n = 0; n < OUT; n++)
+            c.o[n] = 0;
+        return;
+    }
     const uint8_t *k = lt_at<const uint8_t>(a.cache, (int64_t)((uint64_t)page * a.kv.page_bytes + a.kv.k_offset +
                                                               (uint64_t)kv_head * LT_PAGE * a.kv.row_bytes));
     const uint8_t *v = k - a.kv.k_offset + a.kv.v_offset;
@@ -131,11 +138,24 @@ LT_DEV int first_visible(const lt_cuda_attention &a, int pos)
     return a.window && pos - a.window + 1 > 0 ? pos - a.window + 1 : 0;
 }
 
+/* Whether the position and what it sees are there. */
+LT_DEV bool can_see(const lt_cuda_attention &a, int pos, int from)
+{
+    const int span = pos / LT_PAGE - from / LT_PAGE + 1;
+    if (pos < 0)
+        lt_wrong(a.kv.wrong, a.kv.name, LT_CUDA_WRONG_POSITION, pos);
+    else if (span > a.kv.pages)
+        lt_wrong(a.kv.wrong, a.kv.name, LT_CUDA_WRONG_SPAN, span);
+    return pos >= 0 && span <= a.kv.pages;
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS) attention(lt_cuda_attention a)
 {
     __shared__ float q[DIM_MAX], p[LT_PAGE], sh[THREADS / 32 + 1];
     const int head = (int)blockIdx.x, t = (int)blockIdx.y, part = (int)blockIdx.z;
     const int pos = ((const int *)a.pos)[t], from = first_visible(a, pos);
+    if (!can_see(a, pos, from))
+        return;
     const float *src = lt_at<const float>(a.q, t * a.q_token + head * a.q_head);
     for (int j = (int)threadIdx.x; j < a.kv.head_dim; j += THREADS)
         q[j] = src[j];
@@ -173,6 +193,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_merge(lt_cuda_at
 {
     const int head = (int)blockIdx.x, t = (int)blockIdx.y, pos = ((const int *)a.pos)[t];
     const int pages = pos / LT_PAGE - first_visible(a, pos) / LT_PAGE + 1;
+    if (pos < 0 || pages > a.kv.pages)
+        return;
     chunk sum, c;
     for (int part = 0; part < pages; part++) {
         const float *in = partial(a, t, head, part);

@@ -45,6 +45,20 @@ LT_DEV float lt_exp(float x)
 }
 
 LT_DEV float lt_half(uint32_t bits16) { return __half2float(__ushort_as_half((unsigned short)bits16)); }
+/* amax / 127 from amax's bits; a NaN keeps its bits, made quiet, as x86 has it. */
+LT_DEV float lt_scale_of(uint32_t bits)
+{
+    return bits > 0x7f800000u ? __uint_as_float(bits | 0x00400000u) : __fdiv_rn(__uint_as_float(bits), 127.0f);
+}
+
+/* To half, nearest even; a NaN keeps its sign and upper bits, as x86 has it. */
+LT_DEV unsigned short lt_to_half(float x)
+{
+    const uint32_t b = __float_as_uint(x);
+    if (x != x)
+        return (unsigned short)((b >> 16 & 0x8000u) | 0x7e00u | (b >> 13 & 0x1ffu));
+    return __half_as_ushort(__float2half_rn(x));
+}
 LT_DEV float lt_bf16(uint32_t bits16) { return __uint_as_float(bits16 << 16); }
 
 /* a[i] = a[i] + a[i+s] for s = width/2 .. 1 over neighbouring lanes; lane 0 of each group has the sum. */
@@ -77,6 +91,24 @@ LT_DEV float lt_tree_block(float a, float *sh)
     float r = sh[0];
     __syncthreads();
     return r;
+}
+
+/* The first report stays until the host has seen it. */
+LT_DEV void lt_wrong(uint64_t wrong, uint64_t name, int kind, int value)
+{
+    volatile lt_cuda_wrong *w = (volatile lt_cuda_wrong *)wrong;
+    if (w->name == 0)
+        *(uint4 *)wrong = make_uint4((uint32_t)name, (uint32_t)(name >> 32), (uint32_t)kind, (uint32_t)value);
+}
+
+/* The page behind a place of the table; -1, reported, when it is not in the cache. */
+LT_DEV int lt_page(const lt_cuda_kv &kv, uint64_t table, int logical)
+{
+    const int page = ((const int *)table)[logical % kv.pages];
+    if (page >= 0 && page < kv.limit)
+        return page;
+    lt_wrong(kv.wrong, kv.name, LT_CUDA_WRONG_PAGE, page);
+    return -1;
 }
 
 template <typename T> LT_DEV T *lt_at(uint64_t addr, int64_t offset) { return (T *)(addr + (uint64_t)offset); }

@@ -17,7 +17,7 @@ extern "C" __global__ void quantize_rows(lt_cuda_rows a)
         bits = other > bits ? other : bits;
     }
     const float amax = __uint_as_float(bits);
-    float id = amax > 0 ? lt_div(127.0f, amax) : 0.0f, d = lt_div(amax, 127.0f);
+    float id = amax > 0 ? lt_div(127.0f, amax) : 0.0f, d = lt_scale_of(bits);
     if (id == __int_as_float(0x7f800000))
         id = d = 0;
     float r = rintf(lt_mul(x, id));
@@ -108,15 +108,17 @@ extern "C" __global__ void gelu_mul(lt_cuda_rows a)
     });
 }
 
-/* y[n] = a[b[n]]; an index out of range traps: the host has checked those it could see. outer: rows of y, inner: rows of a. */
+/* y[n] = a[b[n]]; an index out of range is reported. outer: rows of y, inner: rows of a. */
 extern "C" __global__ void take_rows(lt_cuda_rows a)
 {
     const int64_t id = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (id >= (int64_t)a.outer * a.cols)
         return;
     const int n = (int)(id / a.cols), i = (int)(id % a.cols), from = ((const int *)a.b)[n];
-    if (from < 0 || from >= a.inner)
-        __trap();
+    if (from < 0 || from >= a.inner) {
+        lt_wrong(a.wrong, a.name, LT_CUDA_WRONG_ROW, from);
+        return;
+    }
     lt_at<uint32_t>(a.y, n * a.y_outer)[i] = lt_at<const uint32_t>(a.a, from * a.a_outer)[i];
 }
 
@@ -135,7 +137,7 @@ LT_DEV void store_block(const float *x, uint8_t *y, int lane)
     const float r = rintf(lt_mul(x[lane], id));
     const int q = r != r ? 0 : r < -127.0f ? -127 : r > 127.0f ? 127 : (int)r;
     if (lane == 0)
-        *(unsigned short *)y = __half_as_ushort(__float2half_rn(lt_div(amax, 127.0f)));
+        *(unsigned short *)y = lt_to_half(lt_scale_of(bits));
     ((int8_t *)y)[2 + lane] = (int8_t)q;
 }
 
@@ -147,7 +149,14 @@ extern "C" __global__ void kv_store(lt_cuda_kv_store a)
     if (unit >= (int64_t)a.tokens * a.kv.kv_heads * pieces)
         return;
     const int piece = (int)(unit % pieces), h = (int)(unit / pieces % a.kv.kv_heads), t = (int)(unit / pieces / a.kv.kv_heads);
-    const int pos = ((const int *)a.pos)[t], page = ((const int *)a.table)[pos / LT_PAGE % a.kv.pages], i = 32 * piece + lane;
+    const int pos = ((const int *)a.pos)[t], i = 32 * piece + lane;
+    if (pos < 0) {
+        lt_wrong(a.kv.wrong, a.kv.name, LT_CUDA_WRONG_POSITION, pos);
+        return;
+    }
+    const int page = lt_page(a.kv, a.table, pos / LT_PAGE);
+    if (page < 0)
+        return;
     const bool value = blockIdx.y;
     const float *x = value ? lt_at<const float>(a.v, t * a.v_token + h * a.v_head) : lt_at<const float>(a.k, t * a.k_token + h * a.k_head);
     uint8_t *row = lt_at<uint8_t>(a.cache, (int64_t)((uint64_t)page * a.kv.page_bytes + (value ? a.kv.v_offset : a.kv.k_offset) +
@@ -156,7 +165,7 @@ extern "C" __global__ void kv_store(lt_cuda_kv_store a)
         store_block(x + 32 * piece, row + 34 * piece, lane);
     } else if (i < a.kv.head_dim) {
         if (a.kv.dtype == 1)
-            ((unsigned short *)row)[i] = __half_as_ushort(__float2half_rn(x[i]));
+            ((unsigned short *)row)[i] = lt_to_half(x[i]);
         else
             ((float *)row)[i] = x[i];
     }
