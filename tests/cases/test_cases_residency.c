@@ -345,6 +345,10 @@ static void memory_10_host_budget_follows_the_limit(void **state)
     uint64_t budget = lt__host_budget();
     assert_true(budget < lim.ram_bytes);
     assert_true(budget <= lim.available_bytes || budget == 0);
+    lt_ctx *ctx;
+    lt_device *sim;
+    assert_int_equal(lt_ctx_create(NULL, &ctx, NULL), LT_OK);
+    assert_int_equal(lt_device_open(ctx, "sim:vram=1M", &sim, NULL), LT_OK);
     /* At run time: what may be locked is asked for anew each time. */
     struct rlimit old, less;
     assert_int_equal(getrlimit(RLIMIT_MEMLOCK, &old), 0);
@@ -355,6 +359,8 @@ static void memory_10_host_budget_follows_the_limit(void **state)
     assert_int_equal(setrlimit(RLIMIT_MEMLOCK, &old), 0);
     assert_true(after <= 65536);
     assert_int_equal(lt__pin_budget(sim, 1 << 20), before);
+    lt_device_close(sim);
+    lt_ctx_destroy(ctx);
 }
 
 static void text_14_pinning_refused_falls_back_and_says_so(void **state)

@@ -317,7 +317,7 @@ static lt_status start_device(lt_cuda_device *d, const cuda_options *o, lt_err *
     if (s == LT_OK)
         s = lt__cuda_wrong_init(d, err);
     if (s == LT_OK) {
-        atomic_store(&d->fixed_bytes, measure_fixed(d, have_before, before));
+        atomic_store(&d->fixed_bytes, measure_fixed(d, have_before, before) + LT_CUDA_MARGIN);
         size_t free = 0, total = 0;
         if (d->cu.memory_info(&free, &total) == LT_CU_OK)
             d->total_bytes = total;

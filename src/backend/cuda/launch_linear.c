@@ -16,7 +16,6 @@ static lt_status launch_linear(lt_cuda_device *dev, CUstream stream, const lt_op
     const lt_view *x = &args->src[0], *w = &args->src[1], *y = &args->dst;
     const lt_dtype_traits *t = lt_dtype_get(w->dtype);
     bool quant = t->kind == LT_DTYPE_KIND_QUANT, wide = quant || aligned16(args);
-    uint32_t row_blocks = lt__cuda_blocks(w->dim[0], quant ? 4 * WARPS : WARPS);
     static const int sizes_wide[] = {8, 4, 2, 1}, sizes_any[] = {4, 1};
     const int *sizes = wide ? sizes_wide : sizes_any;
     for (int64_t done = 0, i = 0; done < x->dim[0]; i++) {
@@ -28,7 +27,8 @@ static lt_status launch_linear(lt_cuda_device *dev, CUstream stream, const lt_op
                             .rows = (int32_t)w->dim[0], .cols = (int32_t)w->dim[1], .tiles = (int32_t)tiles};
         char name[48];
         snprintf(name, sizeof name, "linear_%s_%s%d", t->name, wide ? "" : "any_", sizes[i]);
-        lt_cuda_dim grid = {(uint32_t)tiles * row_blocks, 1, 1}, block = {32 * WARPS, 1, 1};
+        int64_t rows = quant ? 4 * WARPS : WARPS; /* of a block: four groups of lanes a warp, or one row */
+        lt_cuda_dim grid = {(uint32_t)tiles * lt__cuda_blocks(w->dim[0], rows), 1, 1}, block = {32 * WARPS, 1, 1};
         lt_status s = lt__cuda_launch(dev, "linear", name, grid, block, 0, stream, (void *[]){&a}, args, err);
         if (s != LT_OK)
             return s;
