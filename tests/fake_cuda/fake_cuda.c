@@ -579,11 +579,12 @@ API lt_curesult cuMemSetAccess(CUdeviceptr ptr, size_t bytes, const lt_cumemacce
 API lt_curesult cuMemHostRegister_v2(void *ptr, size_t bytes, unsigned flags)
 {
     ENTER(true);
-    if (flags & ~(unsigned)LT_CU_HOST_REGISTER_READ_ONLY)
+    const unsigned mapped = LT_CU_HOST_REGISTER_PORTABLE | LT_CU_HOST_REGISTER_DEVICEMAP; /* the page kernels report to */
+    if (flags != mapped && flags & ~(unsigned)LT_CU_HOST_REGISTER_READ_ONLY)
         return BAD("flags");
     if (overlaps(REGISTERED, (uintptr_t)ptr, bytes))
         return leave(LT_CU_HOST_MEMORY_ALREADY_REGISTERED);
-    add_span(REGISTERED, (uintptr_t)ptr, bytes)->access = flags != 0;
+    add_span(REGISTERED, (uintptr_t)ptr, bytes)->access = flags == LT_CU_HOST_REGISTER_READ_ONLY;
     g_counts.registrations++;
     return leave(LT_CU_OK);
 }
