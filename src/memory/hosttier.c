@@ -17,7 +17,8 @@ uint64_t lt__host_budget(void)
                ? lt__min_u64(lim.ram_bytes, lim.available_bytes) - reserve : 0;
 }
 
-uint64_t lt__pin_budget(const lt_device *dev, uint64_t asked) {
+uint64_t lt__pin_budget(const lt_device *dev, uint64_t asked)
+{
     lt__host_limits lim;
     lt_device_info info;
     lt__host_limits_get(&lim);

@@ -17,7 +17,7 @@ typedef struct span {
     struct span *next;
     int kind;
     uint64_t at, bytes, handle;
-    bool access;
+    bool access, lasting;
 } span;
 
 typedef struct handle {
@@ -584,8 +584,10 @@ API lt_curesult cuMemHostRegister_v2(void *ptr, size_t bytes, unsigned flags)
         return BAD("flags");
     if (overlaps(REGISTERED, (uintptr_t)ptr, bytes))
         return leave(LT_CU_HOST_MEMORY_ALREADY_REGISTERED);
-    add_span(REGISTERED, (uintptr_t)ptr, bytes)->access = flags == LT_CU_HOST_REGISTER_READ_ONLY;
-    g_counts.registrations++;
+    span *s = add_span(REGISTERED, (uintptr_t)ptr, bytes);
+    s->access = flags == LT_CU_HOST_REGISTER_READ_ONLY;
+    s->lasting = flags == mapped; /* lives as long as the device: not counted */
+    g_counts.registrations += !s->lasting;
     return leave(LT_CU_OK);
 }
 
@@ -595,8 +597,8 @@ API lt_curesult cuMemHostUnregister(void *ptr)
     span *s = find_span(REGISTERED, (uintptr_t)ptr, 0, true);
     if (!s)
         return BAD("not registered");
+    g_counts.registrations -= !s->lasting;
     drop_span(s);
-    g_counts.registrations--;
     return leave(LT_CU_OK);
 }
 
