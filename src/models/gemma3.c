@@ -41,6 +41,8 @@ static lt_status derive(struct lt_model *m, lt_err *err)
     if (hp->window) {
         hp->window_every = GEMMA3_PATTERN;
         double base = hp->rope[1].base;
+        if ((s = lt__rows_u32(m, "attention.sliding_window_pattern", 2, 4096, &hp->window_every, err)) != LT_OK)
+            return s;
         if ((s = lt__rows_f64(m, "rope.freq_base_swa", 1, 1e12, &base, err)) != LT_OK)
             return s;
         hp->rope[1] = (lt_rope_set){.base = base, .rotated = hp->rope[0].rotated, .factor = 1, .magnitude = 1};
