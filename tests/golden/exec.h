@@ -17,8 +17,10 @@
 typedef struct exec_opts {
     lt_dtype   kv;
     lt_cpu_isa isa;
-    uint32_t   pass;  /* tokens a pass; 0: all at once */
+    uint32_t   pass;    /* tokens a pass; 0: all at once */
+    uint32_t   context; /* 0: as many as there are tokens */
     void (*edit)(lt_graph *g, void *user); /* plants a bug */
+    void (*spoil)(const lt_weight *w, void *bytes); /* likewise, in each weight */
     void *user;
 } exec_opts;
 
@@ -90,7 +92,7 @@ static lt_status exec_open(exec *e, const struct lt_model *m, uint32_t n, const 
     e->m = m;
     e->isa = o->isa;
     e->capacity = o->pass ? o->pass : n;
-    e->context = n;
+    e->context = o->context ? o->context : n;
     e->pages = (n + LT_KV_PAGE - 1) / LT_KV_PAGE;
     lt_kv_desc kv = {o->kv};
     uint64_t acts, io, vocab = m->hp.vocab, embd = m->hp.embd;
@@ -120,6 +122,8 @@ static lt_status exec_open(exec *e, const struct lt_model *m, uint32_t n, const 
     for (size_t i = 0; i < m->n_weights; i++)
         if (!(e->weights[i] = exec_load(m, &m->weights[i])))
             goto fail;
+    for (size_t i = 0; o->spoil && i < m->n_weights; i++)
+        o->spoil(&m->weights[i], e->weights[i]);
     const lt_weight *w = &m->weights[m->embd_weight];
     lt_dtype_to_f32(w->dtype, e->weights[m->embd_weight], e->embd, vocab * embd);
     return LT_OK;
