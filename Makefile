@@ -45,7 +45,7 @@ fuzz: ## every target for FUZZ_SECONDS
 	@cmake --build build/fuzz -j $(JOBS)
 	@tools/fuzz.sh build/fuzz $(FUZZ_SECONDS)
 
-selftest: ## plants bugs and expects the scripts above to turn red, on the builds that exist
+selftest: ## plants bugs, expects the scripts above to turn red, on the builds that exist
 	@tools/selftest.sh
 
 install: build
