@@ -237,7 +237,7 @@ bool lt__json_u64(lt__json *j, uint64_t *out)
     if (j->p < j->end && (*j->p == '.' || (*j->p | 32) == 'e')) return syntax(j, "a whole number");
     for (const char *c = from; c < j->p; c++)
         if (!lt__mul_u64(v, 10, &v) || !lt__add_u64(v, (uint64_t)(*c - '0'), &v))
-            return lt__json_fail(j, "the number %.24s is above 2^64", from);
+            return lt__json_fail(j, "the number %.*s is above 2^64", (int)lt__min_u64(24, (uint64_t)(j->p - from)), from);
     *out = v;
     return true;
 }

@@ -228,6 +228,16 @@ static lt_status no_item(lt_item item, lt_err *err)
                     item.index, item.serial);
 }
 
+/* Leases on any copy of an item: one that its queue's failure made useless is no longer the item's, but
+ * its holder has not let go yet. */
+static uint32_t leases_of(const lt_residency *r, uint32_t item)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < r->leases_len; i++)
+        n += r->leases[i].copy && r->leases[i].copy->item == item;
+    return n;
+}
+
 lt_status lt_residency_remove(lt_residency *r, lt_item item, lt_err *err)
 {
     lt_status st = LT_OK;
@@ -239,9 +249,11 @@ lt_status lt_residency_remove(lt_residency *r, lt_item item, lt_err *err)
         }
         res_item *it = &r->items[item.index];
         res_copy *c = it->copy;
-        if (c && c->leases > 0) {
-            st = lt__fail(err, LT_E_BUSY, "item '%s': leased %" PRIu32 " times, cannot be removed", it->name,
-                          c->leases);
+        uint32_t leases = leases_of(r, item.index);
+        if (c && c->leases > leases)
+            leases = c->leases; /* with those that still wait for it */
+        if (leases > 0) {
+            st = lt__fail(err, LT_E_BUSY, "item '%s': leased %" PRIu32 " times, cannot be removed", it->name, leases);
             break;
         }
         if (c && (c->evicting || (c->state != RES_READY && c->state != RES_FAILED))) {
