@@ -125,6 +125,8 @@ lt_status app_make_plan(app *a, uint32_t rows, uint64_t prompt, uint64_t answer)
     d.budget_bytes = info.host_visible ? v[OPT_ram].u : v[OPT_vram].u;
     if (info.host_visible && !v[OPT_ram].set)
         d.reserve_bytes = info.free_bytes / 4;
+    else if (!info.host_visible && strcmp(info.kind, "sim") != 0)
+        d.reserve_bytes = UINT64_C(512) << 20; /* a desktop draws on the same card */
     d.reserve_bytes = v[OPT_reserve].set ? v[OPT_reserve].u : d.reserve_bytes;
     d.ram_bytes = v[OPT_ram].u;
     d.ctx = (uint32_t)v[OPT_ctx].u;

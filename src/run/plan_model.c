@@ -34,11 +34,24 @@ static lt_status fill_weights(const lt_model *m, lt__plan_input *in, lt_err *err
     return LT_OK;
 }
 
+/* A model with long and short rope factors computes other angles past its original context. A context
+ * nobody asked for stays below it, so that the budget, which chooses that context, does not choose the angles. */
+static void keep_angles(const lt_model *m, lt_plan_desc *d)
+{
+    for (uint32_t r = 0; r < m->hp.rope_sets; r++) {
+        uint32_t original = m->hp.rope[r].original_context;
+        if (!m->hp.rope[r].factors_short || d->ctx || d->ctx_least > original)
+            continue;
+        d->ctx_most = d->ctx_most && d->ctx_most < original ? d->ctx_most : original;
+    }
+}
+
 lt_status lt_plan_create(const lt_model *m, lt_device *dev, const lt_profile *prof, const lt_plan_desc *desc,
                          lt_plan **out, lt_err *err)
 {
     *out = NULL;
     lt_plan_desc d = desc ? *desc : lt_plan_desc_default();
+    keep_angles(m, &d);
     lt_device_info info;
     lt_device_get_info(dev, &info);
     if (info.host_visible)

@@ -246,6 +246,29 @@ static void kv_types(void **state)
     assert_true(hash[0] != hash[1] && hash[1] != hash[2]);
 }
 
+/* Phi 3's long and short angles: a context that the budget chose must not choose between them. */
+static void a_budget_does_not_choose_the_angles(void **state)
+{
+    (void)state;
+    char path[64];
+    make_model(path, "--arch phi3 --layers 2 --embd 128 --ff 256 --heads 4 --kv-heads 2 --head-dim 32 --vocab 512 --ctx 4096 "
+                     "--type Q8_0 --rope-factors --seed 9");
+    job j = {path, "sim:vram=64M", 0, 0, 0, 40, 4};
+    outcome all = run_job(ctx, &j);
+    assert_int_equal(all.status, LT_OK);
+    j.budget = all.plan.smallest_budget_bytes;
+    outcome least = run_job(ctx, &j);
+    assert_int_equal(least.status, LT_OK);
+    assert_true(least.plan.ctx < all.plan.ctx);
+    assert_true(least.logits_hash == all.logits_hash);
+    j.budget = 0;
+    j.ctx = 4096; /* asked for: other angles are right */
+    outcome asked = run_job(ctx, &j);
+    assert_int_equal(asked.status, LT_OK);
+    assert_true(asked.logits_hash != all.logits_hash);
+    unlink(path);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -258,6 +281,7 @@ int main(void)
         cmocka_unit_test(what_is_not_finite_is_named),
         cmocka_unit_test(nothing_is_copied_after_the_first_pass_when_all_fits),
         cmocka_unit_test(kv_types),
+        cmocka_unit_test(a_budget_does_not_choose_the_angles),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
