@@ -10,11 +10,11 @@ static double div_rate(double amount, double rate) { return rate > 0 ? amount / 
 /* Bytes a second a streamed weight arrives at. */
 static double stream_rate(const lt_plan *p, const lt_device_info *dev)
 {
-    double disk = p->direct ? p->profile.read_rate : p->profile.cached_rate;
     if (dev->host_visible)
-        return disk;
-    /* File to staging and staging to device run at once; the slower one counts. */
-    return disk < p->profile.link_rate ? disk : p->profile.link_rate;
+        return p->direct ? p->profile.read_rate : p->profile.cached_rate;
+    /* Mapped files are copied from where they lie. Direct reads fill a staging ring while the link empties it:
+     * the slower one counts. */
+    return p->direct && p->profile.read_rate < p->profile.link_rate ? p->profile.read_rate : p->profile.link_rate;
 }
 
 typedef struct pass_cost { double stream, compute, weights; } pass_cost;
