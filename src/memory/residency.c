@@ -135,8 +135,11 @@ void lt_residency_destroy(lt_residency *r)
         lt__log(r->ctx, LT_LOG_ERROR, "residency", "destroyed with %" PRIu32 " leases not released",
                 r->leases_held);
     for (uint32_t i = 0; i < r->items_len; i++) {
-        res_copy *c = r->items[i].live ? r->items[i].copy : NULL;
-        if (c && c->dirty && c->leases == 0 && c->state == RES_READY) {
+        res_copy *c;
+        /* The transfer thread may be evicting this very one, with the lock away. */
+        while ((c = r->items[i].live ? r->items[i].copy : NULL) != NULL && (c->evicting || c->state == RES_WRITING))
+            pthread_cond_wait(&r->moved, &r->lock);
+        if (c && c->dirty && c->leases == 0 && c->state == RES_READY && !c->in_ring) {
             c->write_failed = false;
             (void)lt__res_evict(r, c); /* logs what it could not save */
         }
@@ -260,7 +263,7 @@ lt_status lt_residency_remove(lt_residency *r, lt_item item, lt_err *err)
             pthread_cond_wait(&r->moved, &r->lock);
             continue;
         }
-        if (c && !c->in_ring) {
+        if (c && !c->in_ring && c->state == RES_READY) {
             c->write_failed = false;
             if (!lt__res_evict(r, c)) {
                 st = lt__fail(err, LT_E_IO, "item '%s': what was written to it cannot be saved",
