@@ -93,33 +93,43 @@ static bool ends_with(const char *s, const char *tail)
     return n >= k && strcmp(s + n - k, tail) == 0;
 }
 
-static void every_model_on_cpu(void **state)
+/* Dtypes and architectures meet in the graph, which test_golden.c holds in full; here each dtype
+ * once and each architecture in every form is enough, and fast enough under sanitizers. */
+static void every_dtype_and_architecture_on_cpu(void **state)
 {
     (void)state;
     json_t *e;
-    size_t i;
-    json_array_foreach(json_object_get(manifest, "models"), i, e)
+    size_t i, tried = 0;
+    json_array_foreach(json_object_get(manifest, "models"), i, e) {
+        char plain[64];
+        snprintf(plain, sizeof plain, "%s-%s", text_of(e, "arch"), text_of(e, "dtype"));
+        if (strcmp(text_of(e, "arch"), "llama") != 0 && strcmp(text_of(e, "name"), plain) == 0 && !ends_with(plain, "Q4_K"))
+            continue;
         compare(e, "cpu:threads=2", 16, 0);
+        tried++;
+    }
+    printf("%zu models\n", tried);
+    assert_true(tried >= 16 + 5 * 3);
 }
 
-/* Mixed types and long sequences, streamed through the smallest arena, in odd batches. */
+/* Mixed types, and a long sequence with windows, streamed through the smallest arena, in odd batches. */
 static void smallest_budget_changes_no_bit(void **state)
 {
     (void)state;
     json_t *e;
     size_t i, tried = 0;
     json_array_foreach(json_object_get(manifest, "models"), i, e)
-        if (ends_with(text_of(e, "name"), "-mixed") || ends_with(text_of(e, "name"), "-far")) {
+        if (ends_with(text_of(e, "name"), "-mixed") || strcmp(text_of(e, "name"), "gemma3-far") == 0) {
             compare(e, "sim:vram=1G,clock=virtual", 7, 1);
             tried++;
         }
-    assert_int_equal(tried, 12);
+    assert_int_equal(tried, 6);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_model_on_cpu),
+        cmocka_unit_test(every_dtype_and_architecture_on_cpu),
         cmocka_unit_test(smallest_budget_changes_no_bit),
     };
     return cmocka_run_group_tests_name("golden session", tests, golden_setup, golden_teardown);
