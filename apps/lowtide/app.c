@@ -93,6 +93,8 @@ lt_status app_open_device(app *a)
     int n = snprintf(spec, sizeof spec, "%s", given);
     if (v[OPT_threads].set)
         n = snprintf(spec, sizeof spec, "%s%sthreads=%lu", given, strchr(given, ':') ? "," : ":", v[OPT_threads].u);
+    if (v[OPT_lock].set && n > 0 && (size_t)n < sizeof spec)
+        n += snprintf(spec + n, sizeof spec - (size_t)n, "%slock=1", strchr(spec, ':') ? "," : ":");
     if (n < 0 || (size_t)n >= sizeof spec)
         return fail(a, LT_E_INVALID, "--device: %zu characters are too long", strlen(given));
     lt_status s = lt_device_open(a->ctx, spec, &a->dev, &a->err);

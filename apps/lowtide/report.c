@@ -55,6 +55,7 @@ json_t *app_report_json(const app *a)
     json_object_set_new(j, "fixed_bytes", num(r.fixed_bytes));
     json_object_set_new(j, "peak_bytes", num(r.peak_bytes));
     json_object_set_new(j, "host_peak_bytes", num(r.host_peak_bytes));
+    json_object_set_new(j, "host_swapped_bytes", num(r.host_swapped_bytes));
     json_object_set_new(j, "bit_exact", json_true());
     json_object_set_new(j, "plan", app_plan_json(a));
     json_object_set_new(j, "moved", json_pack("{s:I, s:I, s:I, s:I, s:I, s:f}", "h2d_bytes", (json_int_t)r.h2d_bytes,
@@ -135,6 +136,9 @@ void app_print_accounting(const app *a, FILE *out)
     fprintf(out, "peak    %s of %s budget; predicted %s (%+.2f%%); host peak %s\n", app_bytes(r.peak_bytes, b[0]),
             app_bytes(r.budget_bytes, b[1]), app_bytes(p->predicted_peak_bytes, b[2]),
             100 * ((double)r.peak_bytes / (double)p->predicted_peak_bytes - 1), app_bytes(r.host_peak_bytes, b[3]));
+    if (r.host_swapped_bytes)
+        fprintf(out, "swap    %s of this process lie on swap, and every token waits for them: lower --ram, or use --lock\n",
+                app_bytes(r.host_swapped_bytes, b[0]));
     print_phase(out, "prefill", &r.prefill, p->predicted_prefill_tps);
     print_phase(out, "decode ", &r.decode, p->predicted_decode_tps);
     fprintf(out, "moved   %s in, %s out, %s read from files; waited %.3f s for copies; loading took %.3f s\n",

@@ -52,7 +52,7 @@ typedef struct lt_device_info {
 } lt_device_info;
 
 /* spec is "cpu[:key=value,...]", "sim[:...]"; a typo is an error that names the key.
- *   cpu: threads=N, isa=ref|avx2|avx512, mem=SIZE
+ *   cpu: threads=N, isa=ref|avx2|avx512, mem=SIZE, lock=1 (what is committed is held in RAM, never swapped)
  *   sim: the same, and vram=SIZE, h2d=RATE, d2h=RATE, latency=TIME, clock=real|virtual,
  *        compute=RATE (bytes of weights a second, virtual clock), fixed=SIZE, poison=on|off,
  *        fail=POINT:N (POINT is commit, copy, launch, pin, or read, map, alloc of the context

@@ -62,6 +62,7 @@ LT_API LT_NODISCARD lt_status lt_session_check(lt_session *s, lt_err *err);
 typedef struct lt_phase { uint64_t tokens; double seconds, tps, floor_tps; } lt_phase;
 typedef struct lt_report {
     uint64_t budget_bytes, fixed_bytes, peak_bytes, host_peak_bytes;
+    uint64_t host_swapped_bytes; /* of this process, on swap now: decode waits for it */
     uint64_t h2d_bytes, d2h_bytes, disk_bytes, resident_bytes, streamed_loads;
     uint64_t h2d_after_first; /* bytes copied in after the first pass, activations and inputs not counted */
     double   stall_seconds, load_seconds;

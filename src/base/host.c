@@ -149,6 +149,18 @@ uint64_t lt__host_rss_peak(void)
     return read_field("/proc/self/status", "VmHWM:", &kib) ? kib << 10 : 0;
 }
 
+uint64_t lt__host_swapped(void)
+{
+    uint64_t kib = 0;
+    return read_field("/proc/self/status", "VmSwap:", &kib) ? kib << 10 : 0;
+}
+
+uint64_t lt__host_locked(void)
+{
+    uint64_t kib = 0;
+    return read_field("/proc/self/status", "VmLck:", &kib) ? kib << 10 : 0;
+}
+
 uint64_t lt__host_rss(void)
 {
     uint64_t kib = 0;

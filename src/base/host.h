@@ -13,6 +13,8 @@ typedef struct lt__host_limits {
 void lt__host_limits_get(lt__host_limits *out); /* read anew each time: limits change at run time */
 uint64_t lt__host_rss_peak(void);               /* VmHWM of this process */
 uint64_t lt__host_anon(void);                   /* anonymous pages resident now: what this process really holds */
+uint64_t lt__host_swapped(void);                /* VmSwap: what of this process lies on swap */
+uint64_t lt__host_locked(void);                 /* VmLck */
 uint64_t lt__host_rss(void);                    /* anonymous and file pages resident now */
 
 /* The user's cache folder for this program, made when absent; false when there is none to write to. */

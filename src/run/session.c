@@ -413,6 +413,7 @@ void lt_session_get_report(const lt_session *s, lt_report *r)
     r->fixed_bytes = i->fixed_bytes;
     r->peak_bytes = i->fixed_bytes + r->device.peak_committed_bytes;
     r->host_peak_bytes = lt__host_rss_peak();
+    r->host_swapped_bytes = lt__host_swapped();
     r->h2d_bytes = r->device.h2d_bytes;
     r->d2h_bytes = r->device.d2h_bytes;
     r->disk_bytes = ss.bytes;

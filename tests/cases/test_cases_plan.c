@@ -1,5 +1,8 @@
 /* test_cases_plan.c - reported problems of other tools' planners, each as a test of the whole engine on
  * synthetic models. Numbers are those of the list of cases: text_NN and memory_NN. */
+#include <sys/resource.h>
+
+#include "base/host.h"
 #include "session_common.h"
 
 #include <math.h>
@@ -493,6 +496,47 @@ static void memory_07_two_hundred_runs_in_one_process(void **state)
     lt_ctx_destroy(ctx);
 }
 
+/* Weights can be held in RAM, what is not is refused by name, and what lies on swap is in the report. */
+static void text_13_weights_stay_in_ram_and_swap_is_told(void **state)
+{
+    (void)state;
+    lt_ctx *c;
+    lt_device *dev;
+    lt_addr at;
+    lt_err err;
+    const uint64_t bytes = 256 << 10;
+    assert_int_equal(lt_ctx_create(NULL, &c, NULL), LT_OK);
+    assert_int_equal(lt_device_open(c, "cpu:threads=1,lock=2", &dev, &err), LT_E_INVALID);
+    assert_non_null(strstr(err.text, "lock=2"));
+    assert_int_equal(lt_device_open(c, "cpu:threads=1,lock=1", &dev, &err), LT_OK);
+    assert_int_equal(lt_device_reserve(dev, bytes, &at, &err), LT_OK);
+    uint64_t before = lt__host_locked();
+    struct rlimit old, none;
+    getrlimit(RLIMIT_MEMLOCK, &old);
+    if (geteuid() != 0) { /* the limit does not bind root */
+        none = (struct rlimit){0, old.rlim_max};
+        setrlimit(RLIMIT_MEMLOCK, &none);
+        assert_int_equal(lt_device_commit(dev, at, bytes, &err), LT_E_HOST_OOM);
+        assert_non_null(strstr(err.text, "ulimit -l"));
+        setrlimit(RLIMIT_MEMLOCK, &old);
+    }
+    assert_int_equal(lt_device_commit(dev, at, bytes, &err), LT_OK);
+    assert_int_equal(lt__host_locked(), before + bytes);
+    lt_device_decommit(dev, at, bytes);
+    assert_int_equal(lt__host_locked(), before);
+    lt_device_unreserve(dev, at, bytes);
+    lt_device_close(dev);
+    lt_ctx_destroy(c);
+    /* Nothing was swapped out by this test itself; the report says what the kernel says. */
+    FILE *f = fopen("/proc/self/status", "r");
+    char line[256];
+    unsigned long kib = 0;
+    while (f && fgets(line, sizeof line, f))
+        sscanf(line, "VmSwap: %lu", &kib);
+    fclose(f);
+    assert_int_equal(lt__host_swapped(), kib << 10);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -503,6 +547,7 @@ int main(void)
         cmocka_unit_test(text_07_batch_and_context_shrink_until_it_starts),
         cmocka_unit_test(text_08_out_of_memory_is_reported_as_that),
         cmocka_unit_test(text_11_a_larger_budget_is_never_slower),
+        cmocka_unit_test(text_13_weights_stay_in_ram_and_swap_is_told),
         cmocka_unit_test(text_19_logits_are_equal_at_every_split),
         cmocka_unit_test(text_20_quantised_kv_changes_little),
         cmocka_unit_test(memory_07_two_hundred_runs_in_one_process),

@@ -5,10 +5,12 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 
 typedef struct cpu_device {
     lt_hostdev host; /* first */
     uint64_t   mem_bytes;
+    bool       locked; /* commits are held in RAM: swap cannot take weights */
 } cpu_device;
 
 static cpu_device *cpu_of(const lt_device *dev)
@@ -95,7 +97,13 @@ static void cpu_unreserve(lt_device *dev, lt_addr base, uint64_t bytes)
 static lt_status cpu_commit(lt_device *dev, lt_addr base, uint64_t bytes, lt_err *err)
 {
     cpu_device *c = cpu_of(dev);
-    return lt__hostmem_commit(&c->host.mem, lt_cpu_ptr(base), bytes, limit_bytes(c, NULL), err);
+    lt_status s = lt__hostmem_commit(&c->host.mem, lt_cpu_ptr(base), bytes, limit_bytes(c, NULL), err);
+    if (s != LT_OK || !c->locked || mlock(lt_cpu_ptr(base), bytes) == 0)
+        return s;
+    int e = errno;
+    lt__hostmem_decommit(&c->host.mem, lt_cpu_ptr(base), bytes);
+    return lt__fail_native(err, LT_E_HOST_OOM, e, "cpu: %lu bytes cannot be locked in RAM: %s; raise ulimit -l, or do without lock=1", bytes,
+                           e == EPERM || e == ENOMEM ? "over the limit of locked memory" : strerror(e));
 }
 
 static void cpu_decommit(lt_device *dev, lt_addr base, uint64_t bytes)
@@ -134,6 +142,7 @@ typedef struct cpu_options {
     uint32_t   threads;
     lt_cpu_isa isa;
     uint64_t   mem_bytes;
+    bool       locked;
 } cpu_options;
 
 static lt_status cpu_option(void *user, const char *key, const char *value, lt_err *err)
@@ -147,7 +156,13 @@ static lt_status cpu_option(void *user, const char *key, const char *value, lt_e
             return lt__fail(err, LT_E_INVALID, "mem=%s: expected a size such as 4G", value);
         return LT_OK;
     }
-    return lt__fail(err, LT_E_INVALID, "cpu has no option '%s'; it has threads, isa, mem", key);
+    if (!strcmp(key, "lock")) {
+        if (strcmp(value, "0") != 0 && strcmp(value, "1") != 0)
+            return lt__fail(err, LT_E_INVALID, "lock=%s: expected 0 or 1", value);
+        o->locked = value[0] == '1';
+        return LT_OK;
+    }
+    return lt__fail(err, LT_E_INVALID, "cpu has no option '%s'; it has threads, isa, mem, lock", key);
 }
 
 static lt_status cpu_open(lt_ctx *ctx, const char *opts, lt_device **out, lt_err *err)
@@ -163,12 +178,13 @@ static lt_status cpu_open(lt_ctx *ctx, const char *opts, lt_device **out, lt_err
         return lt__fail_oom(err, sizeof *c, "cpu device");
     lt__hostdev_init(&c->host, &cpu_vt, ctx, "cpu", o.isa, o.threads);
     c->mem_bytes = o.mem_bytes;
+    c->locked = o.locked;
     *out = &c->host.base;
     return LT_OK;
 }
 
 const lt_backend lt__backend_cpu = {
     .name = "cpu",
-    .help = "cpu[:threads=N,isa=ref|avx2|avx512,mem=SIZE]  the host itself",
+    .help = "cpu[:threads=N,isa=ref|avx2|avx512,mem=SIZE,lock=0|1]  the host itself",
     .open = cpu_open,
 };
