@@ -431,7 +431,8 @@ static void memory_16_copies_hide_behind_compute(void **state)
     r = decode_steadily(model, "sim:vram=256M,h2d=1G,latency=0us,clock=virtual,compute=20G", 0.5);
     double rate = (double)r.bytes / r.seconds / (double)(UINT64_C(1) << 30);
     print_message("bound by the link: %.1f%% of its rate\n", 100 * rate);
-    assert_true(rate >= 0.95 && rate <= 1.001);
+    /* Between two looks the bytes copied ahead may grow by what the ring holds. */
+    assert_true(rate >= 0.95 && rate <= 1.001 + (double)r.plan.ring_bytes / (double)r.bytes);
     unlink(model);
 }
 

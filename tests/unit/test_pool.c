@@ -499,6 +499,7 @@ typedef struct worker {
     lt_queue *queue;
     uint64_t seed, oom;
     int steps;
+    pthread_barrier_t *full; /* passed when every thread holds all it can: together more than the pool has */
 } worker;
 
 /* Every block is filled with its owner's byte, on its queue, and read back before it is freed: a block
@@ -511,7 +512,8 @@ static void *work(void *arg)
     unsigned char seen[LIVE][16], mark[LIVE];
     uint32_t n = 0;
     for (int step = 0; step < w->steps; step++) {
-        if (n < LIVE && rnd(&w->seed, 100) < 55) {
+        if (step == LIVE) pthread_barrier_wait(w->full);
+        if (step < LIVE || (n < LIVE && rnd(&w->seed, 100) < 55)) {
             uint64_t bytes = 64 + rnd(&w->seed, 60000);
             lt_status st = lt_pool_alloc(w->r->pool, bytes, 0, (lt_use)rnd(&w->seed, LT_USE_COUNT), w->queue, &b[n], NULL);
             if (st == LT_E_DEVICE_OOM) {
@@ -547,8 +549,10 @@ static void run_threads(bool queues, int steps)
     rig_open(&r, 3 * MiB, MiB / 2, false);
     worker w[T];
     pthread_t t[T];
+    pthread_barrier_t full;
+    pthread_barrier_init(&full, NULL, T);
     for (int i = 0; i < T; i++) {
-        w[i] = (worker){.r = &r, .queue = queues ? queue_of(&r) : NULL, .seed = 17u + (unsigned)i, .steps = steps};
+        w[i] = (worker){.r = &r, .queue = queues ? queue_of(&r) : NULL, .seed = 17u + (unsigned)i, .steps = steps, .full = &full};
         assert_int_equal(pthread_create(&t[i], NULL, work, &w[i]), 0);
     }
     uint64_t oom = 0;
@@ -556,6 +560,7 @@ static void run_threads(bool queues, int steps)
         pthread_join(t[i], NULL);
         oom += w[i].oom;
     }
+    pthread_barrier_destroy(&full);
     assert_true(oom > 0); /* tight enough to meet the hard paths */
     for (int i = 0; i < T; i++)
         if (w[i].queue) {
