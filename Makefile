@@ -43,7 +43,7 @@ fuzz: ## every target for FUZZ_SECONDS
 	@tools/deps.sh clang
 	@$(call configure,fuzz)
 	@cmake --build build/fuzz -j $(JOBS)
-	@tools/fuzz.sh build/fuzz $(FUZZ_SECONDS)
+	@tools/fuzz.sh build/fuzz $(FUZZ_SECONDS) '$(or $(FUZZ_TARGET),fuzz_*)'
 
 selftest: ## plants bugs, expects the scripts above to turn red, on the builds that exist
 	@tools/selftest.sh
