@@ -137,6 +137,9 @@ class Terminal:
         return False
 
     def type(self, keys):
+        # The editor takes the terminal over after it has printed its prompt; a control key that comes
+        # between the two is the terminal's, and lost. Nobody types that fast.
+        time.sleep(0.3)
         self.seen = ""
         os.write(self.master, keys.encode())
 
