@@ -1,5 +1,6 @@
 /* test_cases_plan.c - reported problems of other tools' planners, each as a test of the whole engine on
  * synthetic models. Numbers are those of the list of cases: text_NN and memory_NN. */
+#include <sys/mman.h>
 #include <sys/resource.h>
 
 #include "base/host.h"
@@ -498,6 +499,16 @@ static void memory_07_two_hundred_runs_in_one_process(void **state)
     lt_ctx_destroy(ctx);
 }
 
+/* The address sanitizer's mlock does nothing: there the kernel has nothing to count. */
+static bool mlock_works(void)
+{
+    static char page[8192];
+    uint64_t before = lt__host_locked();
+    bool works = mlock(page, sizeof page) == 0 && lt__host_locked() > before;
+    munlock(page, sizeof page);
+    return works;
+}
+
 /* Weights can be held in RAM, what is not is refused by name, and what lies on swap is in the report. */
 static void text_13_weights_stay_in_ram_and_swap_is_told(void **state)
 {
@@ -523,7 +534,10 @@ static void text_13_weights_stay_in_ram_and_swap_is_told(void **state)
         setrlimit(RLIMIT_MEMLOCK, &old);
     }
     assert_int_equal(lt_device_commit(dev, at, bytes, &err), LT_OK);
-    assert_int_equal(lt__host_locked(), before + bytes);
+    if (mlock_works())
+        assert_int_equal(lt__host_locked(), before + bytes);
+    else
+        print_message("locked memory is not counted under this sanitizer\n");
     lt_device_decommit(dev, at, bytes);
     assert_int_equal(lt__host_locked(), before);
     lt_device_unreserve(dev, at, bytes);
