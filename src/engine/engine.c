@@ -13,7 +13,7 @@
 typedef struct launch { lt_op_args args; uint32_t slice, node; uint32_t weight_src; } launch;
 
 /* The launches of a pass of this many tokens and rows; decode uses the same one again and again. */
-typedef struct pass { uint32_t tokens, rows; launch *launches; size_t n, cap; size_t head; } pass;
+typedef struct pass { uint32_t tokens, rows; bool prefill; launch *launches; size_t n, cap; size_t head; } pass;
 
 struct lt__engine {
     lt_ctx          *ctx;
@@ -31,7 +31,7 @@ struct lt__engine {
     lt_item         *order;     size_t n_order, n_body_order; /* streamed slices along a pass; the body's come first */
     lt__part         expected;
     size_t           head_node; /* first node of the head */
-    pass             passes[2]; /* [0]: one token; [1]: the last other shape */
+    pass             passes[2]; /* [0]: decode; [1]: the last shape of prefill */
     float           *check_buf; size_t check_bytes;
 };
 
@@ -71,10 +71,10 @@ static lt_view tensor_view(const lt__engine *e, lt_tid id, uint32_t tokens, uint
 }
 
 /* A launch of a node as one whole, without addresses: what a device is asked about before there are any. */
-static lt_op_args shape_of(const lt_graph *g, size_t n, uint32_t tokens, uint32_t rows)
+static lt_op_args shape_of(const lt_graph *g, size_t n, uint32_t tokens, uint32_t rows, bool prefill)
 {
     const lt_node *node = &g->nodes[n];
-    lt_op_args a = {.op = node->op, .n_src = node->n_src, .params = node->params, .name = node->name};
+    lt_op_args a = {.op = node->op, .n_src = node->n_src, .params = node->params, .name = node->name, .prefill = prefill};
     for (uint32_t k = 0; k < node->n_src; k++)
         lt__tensor_view(&g->tensors[node->src[k]], 0, tokens, rows, &a.src[k]);
     lt__tensor_view(&g->tensors[node->dst], 0, tokens, rows, &a.dst);
@@ -85,8 +85,9 @@ uint64_t lt__engine_scratch(void *dev, const lt_graph *g, uint32_t tokens, uint3
 {
     uint64_t most = 0;
     for (size_t n = 0; n < g->n_nodes; n++) {
-        lt_op_args a = shape_of(g, n, tokens, rows);
-        most = lt__max_u64(most, lt__device_scratch_bytes(dev, &a));
+        lt_op_args prompt = shape_of(g, n, tokens, rows, true), one = shape_of(g, n, 1, 1, false);
+        most = lt__max_u64(most, lt__device_scratch_bytes(dev, &prompt));
+        most = lt__max_u64(most, lt__device_scratch_bytes(dev, &one));
     }
     return most;
 }
@@ -95,23 +96,25 @@ lt_status lt__engine_prepare(lt_device *dev, const lt_graph *g, lt_err *err)
 {
     lt_status s = LT_OK;
     for (size_t n = 0; s == LT_OK && n < g->n_nodes; n++) {
-        lt_op_args a = shape_of(g, n, 1, 1);
-        s = lt__device_prepare(dev, &a, err);
+        lt_op_args prompt = shape_of(g, n, 1, 1, true), one = shape_of(g, n, 1, 1, false);
+        s = lt__device_prepare(dev, &prompt, err);
+        if (s == LT_OK)
+            s = lt__device_prepare(dev, &one, err);
     }
     return s;
 }
 
 /* Arguments of node `n`, or of its part that multiplies slice `s` of its weight. */
-static void fill_launch(const lt__engine *e, uint32_t n, uint32_t s, uint32_t tokens, uint32_t rows, launch *l)
+static void fill_launch(const lt__engine *e, uint32_t n, uint32_t s, const pass *p, launch *l)
 {
     const lt_node *node = &e->graph->nodes[n];
     memset(l, 0, sizeof *l);
     l->node = n;
     l->slice = NO_SLICE;
-    l->args = (lt_op_args){.op = node->op, .n_src = node->n_src, .params = node->params, .name = node->name};
+    l->args = (lt_op_args){.op = node->op, .n_src = node->n_src, .params = node->params, .name = node->name, .prefill = p->prefill};
     for (uint32_t k = 0; k < node->n_src; k++) {
         const lt_tensor *t = tensor_of(e, node->src[k]);
-        l->args.src[k] = tensor_view(e, node->src[k], tokens, rows);
+        l->args.src[k] = tensor_view(e, node->src[k], p->tokens, p->rows);
         if (t->kind != LT_TENSOR_WEIGHT)
             continue;
         uint32_t at = t->ndim == 2 ? s : e->first_slice[t->weight];
@@ -124,7 +127,7 @@ static void fill_launch(const lt__engine *e, uint32_t n, uint32_t s, uint32_t to
         if (t->ndim == 2)
             l->args.src[k].dim[0] = (int64_t)e->plan->slices[at].rows;
     }
-    l->args.dst = tensor_view(e, node->dst, tokens, rows);
+    l->args.dst = tensor_view(e, node->dst, p->tokens, p->rows);
     if (node->op == LT_OP_LINEAR) {
         const lt__plan_slice *sl = &e->plan->slices[s];
         l->args.dst.addr += sl->row0 * sizeof(float);
@@ -132,9 +135,9 @@ static void fill_launch(const lt__engine *e, uint32_t n, uint32_t s, uint32_t to
     }
 }
 
-static lt_status prepare_pass(lt__engine *e, pass *p, uint32_t tokens, uint32_t rows, lt_err *err)
+/* Of another shape than the pass had; on failure it has none. */
+static lt_status prepare_pass(lt__engine *e, pass *p, lt_err *err)
 {
-    p->tokens = p->rows = 0;
     p->n = 0;
     for (uint32_t n = 0; n < e->graph->n_nodes; n++) {
         const lt_node *node = &e->graph->nodes[n];
@@ -151,7 +154,7 @@ static lt_status prepare_pass(lt__engine *e, pass *p, uint32_t tokens, uint32_t 
             if (st != LT_OK)
                 return st;
             launch *l = &p->launches[p->n++];
-            fill_launch(e, n, first + s, tokens, rows, l);
+            fill_launch(e, n, first + s, p, l);
             const char *why = NULL;
             if (!lt__device_supports(e->desc.dev, &l->args, &why))
                 return lt__fail(err, LT_E_UNSUPPORTED, "%s: the device cannot run %s of %s: %s", node->name,
@@ -165,8 +168,6 @@ static lt_status prepare_pass(lt__engine *e, pass *p, uint32_t tokens, uint32_t 
     }
     if (e->head_node == e->graph->n_nodes)
         p->head = p->n;
-    p->tokens = tokens;
-    p->rows = rows;
     return LT_OK;
 }
 
@@ -414,13 +415,19 @@ static lt_status run_launch(lt__engine *e, launch *l, bool check, lt_err *err)
     return s == LT_OK && check ? check_output(e, l, err) : s;
 }
 
-lt_status lt__engine_run(lt__engine *e, lt__part parts, uint32_t tokens, uint32_t rows, bool check, lt_err *err)
+lt_status lt__engine_run(lt__engine *e, lt__part parts, uint32_t tokens, uint32_t rows, bool prefill, bool check, lt_err *err)
 {
-    pass *p = &e->passes[tokens != 1];
+    pass *p = &e->passes[prefill];
     lt_status s;
-    if (p->tokens != tokens || (parts & LT__PART_HEAD && p->rows != rows))
-        if ((s = prepare_pass(e, p, tokens, rows, err)) != LT_OK)
+    if (p->tokens != tokens || (parts & LT__PART_HEAD && p->rows != rows)) {
+        p->tokens = tokens;
+        p->rows = rows;
+        p->prefill = prefill;
+        if ((s = prepare_pass(e, p, err)) != LT_OK) {
+            p->tokens = 0;
             return s;
+        }
+    }
     size_t first = parts & LT__PART_BODY ? 0 : p->head, end = parts & LT__PART_HEAD ? p->n : p->head;
     for (size_t i = first; i < end; i++) {
         if (e->desc.cancel && atomic_load_explicit(e->desc.cancel, memory_order_relaxed))

@@ -38,12 +38,12 @@ LT_NODISCARD lt_status lt__engine_sync(lt__engine *e, lt_err *err);
 typedef enum lt__part { LT__PART_BODY = 1, LT__PART_HEAD = 2, LT__PART_ALL = 3 } lt__part;
 /* Declares which parts the coming passes run, again and again, so that prefetch is right. */
 LT_NODISCARD lt_status lt__engine_expect(lt__engine *e, lt__part parts, lt_err *err);
-/* Enqueues the nodes of the parts. With `check`, syncs after every node and names the first whose
+/* Enqueues the nodes of the parts. `prefill`: the tokens are of a prompt (lt_op_args). With `check`, syncs after every node and names the first whose
  * output is not finite. */
 LT_NODISCARD lt_status
-lt__engine_run(lt__engine *e, lt__part parts, uint32_t tokens, uint32_t rows, bool check, lt_err *err);
+lt__engine_run(lt__engine *e, lt__part parts, uint32_t tokens, uint32_t rows, bool prefill, bool check, lt_err *err);
 
-/* Most scratch a launch of the graph wants on lt_device *dev; for lt__plan_input. */
+/* Most scratch a launch of the graph wants, of a prompt or of one token, on lt_device *dev; for lt__plan_input. */
 uint64_t lt__engine_scratch(void *dev, const lt_graph *g, uint32_t tokens, uint32_t rows);
 /* Loads the kernels of the graph, so that the device's fixed_bytes counts them. */
 LT_NODISCARD lt_status lt__engine_prepare(lt_device *dev, const lt_graph *g, lt_err *err);

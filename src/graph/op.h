@@ -68,6 +68,8 @@ typedef struct lt_op_args {
     lt_view      src[LT_OP_MAX_SRC];
     lt_view      dst;
     lt_addr      scratch; /* as many bytes as the device asked for, or 0 */
+    bool         prefill; /* rows of a prompt, however few: a device may sum in an order of its own, the same for any
+                             number of rows. Else every device agrees to the bit (docs/arithmetic.md). */
     const char  *name;    /* "blk.3.attn_q"; static for the launch; names errors */
     uint64_t     virtual_ns; /* duration on a virtual clock; 0: from bytes and rate */
 } lt_op_args;

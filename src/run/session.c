@@ -238,7 +238,7 @@ static lt_status write_inputs(lt_session *s, const int32_t *ids, uint32_t n, lt_
 }
 
 /* One pass of n tokens; with `head`, logits of the last one. */
-static lt_status run_pass(lt_session *s, const int32_t *ids, uint32_t n, lt__part parts, bool check, lt_err *err)
+static lt_status run_pass(lt_session *s, const int32_t *ids, uint32_t n, lt__part parts, bool prefill, bool check, lt_err *err)
 {
     lt_status st = write_inputs(s, ids, n, err);
     if (st == LT_OK && parts & LT__PART_HEAD) {
@@ -246,7 +246,7 @@ static lt_status run_pass(lt_session *s, const int32_t *ids, uint32_t n, lt__par
         st = lt__engine_write(s->engine, s->t_rows, s->rows, sizeof(int32_t), err);
     }
     if (st == LT_OK)
-        st = lt__engine_run(s->engine, parts, n, 1, check, err);
+        st = lt__engine_run(s->engine, parts, n, 1, prefill, check, err);
     if (st == LT_OK && parts & LT__PART_HEAD)
         st = lt__engine_read(s->engine, s->t_logits, s->logits, s->model->hp.vocab * sizeof(float), err);
     lt_err late;
@@ -302,10 +302,10 @@ lt_status lt_session_eval(lt_session *s, const int32_t *ids, size_t n, const flo
         lt__part parts = done + m == n ? LT__PART_ALL : LT__PART_BODY;
         uint64_t t0 = lt__now_ns();
         if ((st = lt__engine_expect(s->engine, parts, err)) == LT_OK)
-            st = run_pass(s, ids + done, m, parts, s->desc.check_finite, err);
+            st = run_pass(s, ids + done, m, parts, prefill, s->desc.check_finite, err);
         if (st == LT_OK && parts == LT__PART_ALL && !logits_finite(s->logits, s->model->hp.vocab)) {
             /* The same pass again writes the same KV; node by node it tells where it broke. */
-            st = run_pass(s, ids + done, m, parts, true, err);
+            st = run_pass(s, ids + done, m, parts, prefill, true, err);
             if (st == LT_OK)
                 st = lt__fail(err, LT_E_FORMAT, "the logits are not finite");
         }
@@ -332,7 +332,7 @@ static lt_status score_rows(lt_session *s, uint32_t n, size_t first, lt_logits_f
             s->rows[i] = (int32_t)(r + i);
         lt_status st = lt__engine_write(s->engine, s->t_rows, s->rows, m * sizeof(int32_t), err);
         if (st == LT_OK)
-            st = lt__engine_run(s->engine, LT__PART_HEAD, n, m, s->desc.check_finite, err);
+            st = lt__engine_run(s->engine, LT__PART_HEAD, n, m, true, s->desc.check_finite, err);
         if (st == LT_OK)
             st = lt__engine_read(s->engine, s->t_logits, s->logits, (uint64_t)m * vocab * sizeof(float), err);
         if (st == LT_OK)
@@ -356,7 +356,7 @@ lt_status lt_session_score(lt_session *s, const int32_t *ids, size_t n, lt_logit
         bool single = m <= s->plan->info.rows;
         st = lt__engine_expect(s->engine, single ? LT__PART_ALL : LT__PART_BODY, err);
         if (st == LT_OK)
-            st = run_pass(s, ids + done, m, LT__PART_BODY, s->desc.check_finite, err);
+            st = run_pass(s, ids + done, m, LT__PART_BODY, true, s->desc.check_finite, err);
         if (st == LT_OK && !single)
             st = lt__engine_expect(s->engine, LT__PART_HEAD, err);
         if (st == LT_OK)
