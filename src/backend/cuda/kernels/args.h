@@ -13,11 +13,18 @@ typedef struct lt_cuda_wrong {
     int32_t  kind, value;
 } lt_cuda_wrong;
 
-/* LINEAR: y[t][r] = x[t] . w[r]. */
+/* LINEAR: y[t][r] = x[t] . w[r], of up to LT_CUDA_LINEAR_PARTS weights with the same x. */
+#define LT_CUDA_LINEAR_PARTS 4
+typedef struct lt_cuda_linear_part {
+    uint64_t w, y;
+    int64_t  w_stride, y_stride;
+    int32_t  rows, first /* group of rows, in the order of the parts */;
+} lt_cuda_linear_part;
 typedef struct lt_cuda_linear {
-    uint64_t x, w, y;
-    int64_t  x_stride, w_stride, y_stride;
-    int32_t  rows, cols, tiles /* of tokens; neighbours in the grid */, pad;
+    uint64_t            x;
+    int64_t             x_stride;
+    int32_t             cols, tokens, tiles /* of tokens; neighbours in the grid */, parts;
+    lt_cuda_linear_part part[LT_CUDA_LINEAR_PARTS];
 } lt_cuda_linear;
 
 /* Elementwise and row ops over rows of cols floats. Rows are [outer][inner]; unused strides are 0. */

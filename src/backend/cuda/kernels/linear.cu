@@ -43,43 +43,46 @@ template <int dt> LT_DEV float add_block(const lt_group &g, const lt_block_x &x,
     return acc;
 }
 
-/* `rows` rows a lane group. Two were tried on an H200 for one token: 7B Q4_K fell from 155 to 114 tokens a second. */
-template <int dt, int tokens, int rows> LT_DEV void linear_quant(const lt_cuda_linear &a)
+/* Where a block stands: a weight, its rows from `group * per_group` on, tokens from t0 on. */
+typedef struct lt_place { const lt_cuda_linear_part *part; int row, t0; } lt_place;
+
+LT_DEV lt_place place_of(const lt_cuda_linear &a, int per_group, int tokens)
 {
-    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, blocks = a.cols / 32;
-    const int r0 = (((int)blockIdx.x / a.tiles * WARPS + warp) * 4 + lane / 8) * rows, t0 = (int)blockIdx.x % a.tiles * tokens;
-    const uint8_t *w[rows], *x = lt_at<const uint8_t>(a.x, t0 * a.x_stride);
-    float acc[rows][tokens];
+    const int group = (int)blockIdx.x / a.tiles;
+    int p = 0;
 #pragma unroll
-    for (int r = 0; r < rows; r++) { /* lanes stay together for the tree */
-        w[r] = lt_at<const uint8_t>(a.w, (r0 + r < a.rows ? r0 + r : a.rows - 1) * a.w_stride);
-#pragma unroll
-        for (int t = 0; t < tokens; t++)
-            acc[r][t] = 0;
-    }
+    for (int i = 1; i < LT_CUDA_LINEAR_PARTS; i++)
+        p += i < a.parts && group >= a.part[i].first;
+    const lt_place at = {&a.part[p], (group - a.part[p].first) * per_group, (int)blockIdx.x % a.tiles * tokens};
+    return at;
+}
+
+/* The last tile of tokens may be short: it computes its last token again and stores it once. */
+LT_DEV int64_t token_at(const lt_cuda_linear &a, int t) { return (t < a.tokens ? t : a.tokens - 1) * a.x_stride; }
+
+template <int dt, int tokens> LT_DEV void linear_quant(const lt_cuda_linear &a)
+{
+    const lt_place at = place_of(a, 4 * WARPS, tokens);
+    const int lane = (int)threadIdx.x % 32, r = at.row + (int)threadIdx.x / 8, blocks = a.cols / 32;
+    const uint8_t *w = lt_at<const uint8_t>(at.part->w, (r < at.part->rows ? r : at.part->rows - 1) * at.part->w_stride);
+    float acc[tokens] = {0};
 #pragma unroll 2
     for (int b = lane % 8; b < blocks; b += 8) {
-        lt_group g[rows];
-#pragma unroll
-        for (int r = 0; r < rows; r++)
-            lt_weight<dt>::group(w[r], b, g[r]);
+        lt_group g;
+        lt_weight<dt>::group(w, b, g);
 #pragma unroll
         for (int t = 0; t < tokens; t++) {
             lt_block_x v;
-            load_x(x + t * a.x_stride, a.cols, b, v);
-#pragma unroll
-            for (int r = 0; r < rows; r++)
-                acc[r][t] = add_block<dt>(g[r], v, acc[r][t]);
+            load_x(lt_at<const uint8_t>(a.x, token_at(a, at.t0 + t)), a.cols, b, v);
+            acc[t] = add_block<dt>(g, v, acc[t]);
         }
     }
 #pragma unroll
-    for (int r = 0; r < rows; r++)
-#pragma unroll
-        for (int t = 0; t < tokens; t++) {
-            const float y = lt_tree<8>(acc[r][t]);
-            if (lane % 8 == 0 && r0 + r < a.rows)
-                *lt_at<float>(a.y, (t0 + t) * a.y_stride + 4 * (int64_t)(r0 + r)) = y;
-        }
+    for (int t = 0; t < tokens; t++) { /* lanes stay together for the tree */
+        const float y = lt_tree<8>(acc[t]);
+        if (lane % 8 == 0 && r < at.part->rows && at.t0 + t < a.tokens)
+            *lt_at<float>(at.part->y, (at.t0 + t) * at.part->y_stride + 4 * (int64_t)r) = y;
+    }
 }
 
 /* Eight consecutive weights of a float dtype; `n` of them exist. */
@@ -138,10 +141,9 @@ LT_DEV float tree_256(float (&acc)[8])
 /* A lane that has no element left adds nothing: fma(0, x, a) would turn -0 and NaN. */
 template <typename T, int tokens, bool aligned> LT_DEV void linear_float(const lt_cuda_linear &a)
 {
-    const int lane = (int)threadIdx.x % 32, r = (int)blockIdx.x / a.tiles * WARPS + (int)threadIdx.x / 32;
-    const int t0 = (int)blockIdx.x % a.tiles * tokens;
-    const int row = r < a.rows ? r : a.rows - 1;
-    const uint8_t *w = lt_at<const uint8_t>(a.w, row * a.w_stride), *x = lt_at<const uint8_t>(a.x, t0 * a.x_stride);
+    const lt_place at = place_of(a, WARPS, tokens);
+    const int lane = (int)threadIdx.x % 32, r = at.row + (int)threadIdx.x / 32;
+    const uint8_t *w = lt_at<const uint8_t>(at.part->w, (r < at.part->rows ? r : at.part->rows - 1) * at.part->w_stride);
     float acc[tokens][8] = {{0}};
 #pragma unroll 2
     for (int i = 8 * lane; i < a.cols; i += 256) {
@@ -153,7 +155,7 @@ template <typename T, int tokens, bool aligned> LT_DEV void linear_float(const l
             lt_floats<T>::load(w + (int64_t)i * (int64_t)sizeof(T), n, v);
 #pragma unroll
         for (int t = 0; t < tokens; t++) {
-            const uint8_t *p = x + t * a.x_stride + 4 * (int64_t)i;
+            const uint8_t *p = lt_at<const uint8_t>(a.x, token_at(a, at.t0 + t) + 4 * (int64_t)i);
             if (aligned)
                 lt_floats<float>::wide(p, u);
             else
@@ -167,24 +169,27 @@ template <typename T, int tokens, bool aligned> LT_DEV void linear_float(const l
 #pragma unroll
     for (int t = 0; t < tokens; t++) {
         const float y = tree_256(acc[t]);
-        if (lane == 0 && r < a.rows)
-            *lt_at<float>(a.y, (t0 + t) * a.y_stride + 4 * (int64_t)r) = y;
+        if (lane == 0 && r < at.part->rows && at.t0 + t < a.tokens)
+            *lt_at<float>(at.part->y, (at.t0 + t) * at.part->y_stride + 4 * (int64_t)r) = y;
     }
 }
 
-#define QUANT(name)                                                                                                                     \
-    extern "C" __global__ void __launch_bounds__(32 * WARPS) linear_##name##_1(lt_cuda_linear a) { linear_quant<LT_W_##name, 1, 1>(a); } \
-    extern "C" __global__ void __launch_bounds__(32 * WARPS) linear_##name##_2(lt_cuda_linear a) { linear_quant<LT_W_##name, 2, 1>(a); } \
-    extern "C" __global__ void __launch_bounds__(32 * WARPS) linear_##name##_4(lt_cuda_linear a) { linear_quant<LT_W_##name, 4, 1>(a); } \
-    extern "C" __global__ void __launch_bounds__(32 * WARPS) linear_##name##_8(lt_cuda_linear a) { linear_quant<LT_W_##name, 8, 1>(a); }
+#define KERNEL(name, body) \
+    extern "C" __global__ void __launch_bounds__(32 * WARPS) linear_##name(const __grid_constant__ lt_cuda_linear a) { body(a); }
+
+#define QUANT(name)                                    \
+    KERNEL(name##_1, (linear_quant<LT_W_##name, 1>))   \
+    KERNEL(name##_2, (linear_quant<LT_W_##name, 2>))   \
+    KERNEL(name##_4, (linear_quant<LT_W_##name, 4>))   \
+    KERNEL(name##_8, (linear_quant<LT_W_##name, 8>))
 QUANT(Q4_0) QUANT(Q4_1) QUANT(Q5_0) QUANT(Q5_1) QUANT(Q8_0) QUANT(Q2_K) QUANT(Q3_K) QUANT(Q4_K) QUANT(Q5_K) QUANT(Q6_K)
 QUANT(IQ4_NL) QUANT(IQ4_XS) QUANT(MXFP4)
 
-#define FLOATS(name, T)                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(32 * WARPS) linear_##name##_1(lt_cuda_linear a) { linear_float<T, 1, true>(a); }      \
-    extern "C" __global__ void __launch_bounds__(32 * WARPS) linear_##name##_2(lt_cuda_linear a) { linear_float<T, 2, true>(a); }      \
-    extern "C" __global__ void __launch_bounds__(32 * WARPS) linear_##name##_4(lt_cuda_linear a) { linear_float<T, 4, true>(a); }      \
-    extern "C" __global__ void __launch_bounds__(32 * WARPS) linear_##name##_8(lt_cuda_linear a) { linear_float<T, 8, true>(a); }      \
-    extern "C" __global__ void __launch_bounds__(32 * WARPS) linear_##name##_any_1(lt_cuda_linear a) { linear_float<T, 1, false>(a); } \
-    extern "C" __global__ void __launch_bounds__(32 * WARPS) linear_##name##_any_4(lt_cuda_linear a) { linear_float<T, 4, false>(a); }
+#define FLOATS(name, T)                                \
+    KERNEL(name##_1, (linear_float<T, 1, true>))       \
+    KERNEL(name##_2, (linear_float<T, 2, true>))       \
+    KERNEL(name##_4, (linear_float<T, 4, true>))       \
+    KERNEL(name##_8, (linear_float<T, 8, true>))       \
+    KERNEL(name##_any_1, (linear_float<T, 1, false>))  \
+    KERNEL(name##_any_4, (linear_float<T, 4, false>))
 FLOATS(F32, float) FLOATS(F16, __half) FLOATS(BF16, unsigned short)
