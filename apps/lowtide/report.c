@@ -63,6 +63,8 @@ json_t *app_report_json(const app *a)
                                               "weights_after_first_pass_bytes", (json_int_t)r.h2d_after_first,
                                               "streamed_loads", (json_int_t)r.streamed_loads, "stall_seconds",
                                               r.stall_seconds));
+    json_object_set_new(j, "launches", num(r.device.launches));
+    json_object_set_new(j, "graphs", num(r.device.graphs));
     json_object_set_new(j, "load_seconds", json_real(r.load_seconds));
     json_object_set_new(j, "prefill", phase_json(&r.prefill));
     json_object_set_new(j, "decode", phase_json(&r.decode));

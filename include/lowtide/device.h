@@ -114,7 +114,9 @@ LT_API uint64_t lt_event_time_ns(const lt_event *ev);
 
 typedef struct lt_device_stats {
     uint64_t committed_bytes, peak_committed_bytes;
-    uint64_t copies, h2d_bytes, d2h_bytes, d2d_bytes, launches;
+    uint64_t copies, h2d_bytes, d2h_bytes, d2d_bytes;
+    uint64_t launches;                      /* of ops; of kernels on cuda */
+    uint64_t graphs;                        /* times a prepared graph of launches was given whole */
     uint64_t copy_busy_ns, compute_busy_ns; /* time the engines really worked; 0 on cuda, which does not say */
     uint64_t compute_stall_ns;              /* compute queues waiting for events */
     uint64_t now_ns;                        /* latest device time of any queue */

@@ -1,13 +1,25 @@
 /* backend.h - what a backend implements: one device vtable and rows of ops.
  *
  * Included by backends, by the thin dispatch in device.c and by the engine
- * (lt__queue_launch); by nobody else. device.c checks arguments and counts; a
+ * (lt__queue_launch, lists); by nobody else. device.c checks arguments and counts; a
  * backend sees only valid calls. */
 #ifndef LT_BACKEND_H
 #define LT_BACKEND_H
 
 #include "graph/op.h"
 #include "lowtide/device.h"
+
+/* Launches whose every address is fixed, given as one again and again. The args and what they point to
+ * outlive it; their order is the order of the work. */
+typedef struct lt_launch_list {
+    const lt_op_args *const *args;
+    size_t   n;
+    bool     replay;     /* runs many times: what a device prepares for it pays */
+    lt_addr  dead;       /* after the list nobody reads these bytes before writing them; what only ops of the */
+    uint64_t dead_bytes; /* list read in between need not be written there at all */
+    bool     checked;    /* this and compiled are of device.c and the device; zero at first */
+    void    *compiled;
+} lt_launch_list;
 
 typedef struct lt_device_vt {
     void (*close)(lt_device *dev);
@@ -47,6 +59,13 @@ typedef struct lt_device_vt {
     /* Loads what such a launch needs, so that fixed_bytes counts it before an arena is sized; a launch
      * does it too where this was not called. NULL: nothing to load. */
     lt_status (*prepare)(lt_device *dev, const lt_op_args *args, lt_err *err);
+
+    /* All three or none: then lists run launch by launch. A list runs as its launches would, to the bit,
+     * and fails as they would. Compiling allocates and loads what running needs; running does it where
+     * this was not called. free: no queue holds the list any more. */
+    lt_status (*list_compile)(lt_device *dev, lt_launch_list *list, lt_err *err);
+    lt_status (*list_run)(lt_queue *q, lt_launch_list *list, lt_err *err);
+    void (*list_free)(lt_device *dev, lt_launch_list *list);
 } lt_device_vt;
 
 /* Backends embed these as their first member. */
@@ -71,5 +90,10 @@ LT_NODISCARD lt_status lt__queue_launch(lt_queue *q, const lt_op_args *args, lt_
 bool lt__device_supports(const lt_device *dev, const lt_op_args *args, const char **why);
 uint64_t lt__device_scratch_bytes(const lt_device *dev, const lt_op_args *args);
 LT_NODISCARD lt_status lt__device_prepare(lt_device *dev, const lt_op_args *args, lt_err *err);
+/* Whether lists are more here than so many launches. */
+bool lt__device_has_lists(const lt_device *dev);
+LT_NODISCARD lt_status lt__list_compile(lt_device *dev, lt_launch_list *list, lt_err *err);
+LT_NODISCARD lt_status lt__list_run(lt_queue *q, lt_launch_list *list, lt_err *err);
+void lt__list_free(lt_device *dev, lt_launch_list *list);
 
 #endif

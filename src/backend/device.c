@@ -207,6 +207,64 @@ lt_status lt__device_prepare(lt_device *dev, const lt_op_args *args, lt_err *err
     return dev->vt->prepare ? dev->vt->prepare(dev, args, err) : LT_OK;
 }
 
+/* --- lists -------------------------------------------------------------------------- */
+
+bool lt__device_has_lists(const lt_device *dev) { return dev->vt->list_run != NULL; }
+
+static lt_status check_list(lt_launch_list *list, lt_err *err)
+{
+    for (size_t i = 0; i < list->n && !list->checked; i++) {
+        lt_status s = lt_op_check(list->args[i], err);
+        if (s != LT_OK)
+            return s;
+    }
+    list->checked = true;
+    return LT_OK;
+}
+
+lt_status lt__list_compile(lt_device *dev, lt_launch_list *list, lt_err *err)
+{
+    lt_status s = check_list(list, err);
+    return s == LT_OK && dev->vt->list_compile ? dev->vt->list_compile(dev, list, err) : s;
+}
+
+/* Launch `fault` is to fail: those before were asked for already. */
+static lt_status run_singly(lt_queue *q, const lt_launch_list *list, size_t fault, lt_err *err)
+{
+    for (size_t i = 0; i < list->n; i++) {
+        const lt_op_args *a = list->args[i];
+        lt_status s = i < fault    ? q->dev->vt->launch(q, a, err)
+                      : i == fault ? give_fault(q, a->name ? a->name : lt_op_get(a->op)->name, err)
+                                   : lt__queue_launch(q, a, err);
+        if (s != LT_OK)
+            return s;
+    }
+    return LT_OK;
+}
+
+lt_status lt__list_run(lt_queue *q, lt_launch_list *list, lt_err *err)
+{
+    if (!q || !list)
+        return null_argument(err, "lt__list_run");
+    if (q->kind != LT_QUEUE_COMPUTE)
+        return lt__fail(err, LT_E_INVALID, "a list of %zu launches: given to a copy queue", list->n);
+    lt_status s = check_list(list, err);
+    if (s != LT_OK)
+        return s;
+    for (size_t i = 0; i < list->n; i++)
+        if (lt__fault(q->dev->ctx, LT_FAULT_LAUNCH))
+            return run_singly(q, list, i, err);
+    return q->dev->vt->list_run ? q->dev->vt->list_run(q, list, err) : run_singly(q, list, SIZE_MAX, err);
+}
+
+void lt__list_free(lt_device *dev, lt_launch_list *list)
+{
+    if (dev->vt->list_free)
+        dev->vt->list_free(dev, list);
+    list->compiled = NULL;
+    list->checked = false;
+}
+
 /* --- events ------------------------------------------------------------------------- */
 
 lt_status lt_event_create(lt_device *dev, lt_event **out, lt_err *err)

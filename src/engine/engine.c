@@ -12,8 +12,17 @@
 /* One launch of a prepared pass: everything but the address of a streamed slice is fixed. */
 typedef struct launch { lt_op_args args; uint32_t slice, node; uint32_t weight_src; } launch;
 
+/* Neighbours of a pass whose addresses are all fixed, for devices that take lists; or one launch of a streamed slice. */
+typedef struct segment { size_t first, n; bool fixed; lt_launch_list list; } segment;
+
 /* The launches of a pass of this many tokens and rows; decode uses the same one again and again. */
-typedef struct pass { uint32_t tokens, rows; bool prefill; launch *launches; size_t n, cap; size_t head; } pass;
+typedef struct pass {
+    uint32_t tokens, rows;
+    bool     prefill, whole; /* whole: a segment may cross from the body into the head */
+    launch  *launches; size_t n, cap, head;
+    const lt_op_args **args; size_t args_cap; /* of launches, in order */
+    segment *segments; size_t n_segments, segments_cap;
+} pass;
 
 struct lt__engine {
     lt_ctx          *ctx;
@@ -32,6 +41,7 @@ struct lt__engine {
     lt__part         expected;
     size_t           head_node; /* first node of the head */
     pass             passes[2]; /* [0]: decode; [1]: the last shape of prefill */
+    bool             has_lists;
     float           *check_buf; size_t check_bytes;
 };
 
@@ -135,9 +145,51 @@ static void fill_launch(const lt__engine *e, uint32_t n, uint32_t s, const pass 
     }
 }
 
+static void free_segments(lt__engine *e, pass *p)
+{
+    for (size_t i = 0; i < p->n_segments; i++)
+        if (p->segments[i].fixed)
+            lt__list_free(e->desc.dev, &p->segments[i].list);
+    p->n_segments = 0;
+}
+
+/* A prompt's segments end with each layer: that is how often a canceled one is looked at. */
+static lt_status make_segments(lt__engine *e, pass *p, lt_err *err)
+{
+    lt_status s = lt__grow(e->ctx, (void **)&p->args, &p->args_cap, p->n, sizeof *p->args, err);
+    for (size_t i = 0; i < p->n && s == LT_OK; i++) {
+        const launch *l = &p->launches[i];
+        bool fixed = l->slice == NO_SLICE;
+        segment *last = p->n_segments ? &p->segments[p->n_segments - 1] : NULL;
+        bool joins = last && fixed && last->fixed && (p->whole || i != p->head) &&
+                     (!p->prefill || e->graph->nodes[l->node].layer == e->graph->nodes[l[-1].node].layer);
+        p->args[i] = &l->args;
+        if (joins) {
+            last->n = ++last->list.n;
+            continue;
+        }
+        s = lt__grow(e->ctx, (void **)&p->segments, &p->segments_cap, p->n_segments + 1, sizeof *p->segments, err);
+        if (s == LT_OK)
+            p->segments[p->n_segments++] =
+                (segment){.first = i, .n = 1, .fixed = fixed, .list = {.args = p->args + i, .n = 1, .replay = !p->prefill}};
+    }
+    /* What streamed launches read in between must be there; and after a body its head reads the activations. */
+    if (s == LT_OK && p->n_segments == 1 && p->whole) {
+        p->segments[0].list.dead = e->act.addr;
+        p->segments[0].list.dead_bytes = e->plan->info.activation_bytes;
+    }
+    return s;
+}
+
 /* Of another shape than the pass had; on failure it has none. */
 static lt_status prepare_pass(lt__engine *e, pass *p, lt_err *err)
 {
+    if (p->n_segments && !p->prefill) { /* the device may still be at the old lists */
+        lt_status s = lt_queue_sync(e->queue, err);
+        if (s != LT_OK)
+            return s;
+    }
+    free_segments(e, p);
     p->n = 0;
     for (uint32_t n = 0; n < e->graph->n_nodes; n++) {
         const lt_node *node = &e->graph->nodes[n];
@@ -168,7 +220,30 @@ static lt_status prepare_pass(lt__engine *e, pass *p, lt_err *err)
     }
     if (e->head_node == e->graph->n_nodes)
         p->head = p->n;
-    return LT_OK;
+    return e->has_lists ? make_segments(e, p, err) : LT_OK;
+}
+
+static lt_status shape_pass(lt__engine *e, pass *p, uint32_t tokens, uint32_t rows, bool prefill, bool whole, lt_err *err)
+{
+    p->tokens = tokens;
+    p->rows = rows;
+    p->prefill = prefill;
+    p->whole = whole;
+    lt_status s = prepare_pass(e, p, err);
+    if (s != LT_OK)
+        p->tokens = 0;
+    return s;
+}
+
+/* One token's pass will come whatever comes: what the device prepares for it, it prepares while loading. */
+static lt_status prepare_decode(lt__engine *e, lt_err *err)
+{
+    pass *p = &e->passes[0];
+    lt_status s = e->has_lists ? shape_pass(e, p, 1, 1, false, true, err) : LT_OK;
+    for (size_t i = 0; i < p->n_segments && s == LT_OK; i++)
+        if (p->segments[i].fixed)
+            s = lt__list_compile(e->desc.dev, &p->segments[i].list, err);
+    return s;
 }
 
 static lt_status alloc_areas(lt__engine *e, lt_err *err)
@@ -279,6 +354,7 @@ lt_status lt__engine_create(lt_ctx *ctx, const lt__engine_desc *desc, lt__engine
     e->desc = *desc;
     e->plan = p;
     e->graph = &p->graph;
+    e->has_lists = lt__device_has_lists(desc->dev);
     lt_status s = lt__fail_oom(err, p->n_slices * sizeof *e->items, "the engine's tables");
     e->items = lt__alloc_array(ctx, p->n_slices, sizeof *e->items);
     e->leases = lt__alloc_array(ctx, p->n_slices, sizeof *e->leases);
@@ -304,7 +380,7 @@ lt_status lt__engine_create(lt_ctx *ctx, const lt__engine_desc *desc, lt__engine
     rd.trace = desc->trace;
     if ((s = lt_residency_create(e->pool, &rd, &e->residency, err)) != LT_OK || (s = add_items(e, err)) != LT_OK ||
         (s = build_order(e, err)) != LT_OK || (s = load_resident(e, err)) != LT_OK ||
-        (s = lt__engine_expect(e, LT__PART_ALL, err)) != LT_OK)
+        (s = prepare_decode(e, err)) != LT_OK || (s = lt__engine_expect(e, LT__PART_ALL, err)) != LT_OK)
         goto fail;
     *out = e;
     return LT_OK;
@@ -321,6 +397,8 @@ void lt__engine_destroy(lt__engine *e)
     lt_err ignored; /* a queue that failed has been reported already */
     if (e->queue && lt_queue_sync(e->queue, &ignored) != LT_OK)
         lt__log(e->ctx, LT_LOG_DEBUG, "engine", "at destroy: %s", ignored.text);
+    for (int i = 0; i < 2; i++)
+        free_segments(e, &e->passes[i]);
     for (size_t i = 0; e->leased && i < p->n_slices; i++)
         if (e->leased[i])
             lt_residency_release(e->residency, e->leases[i], e->queue);
@@ -340,8 +418,12 @@ void lt__engine_destroy(lt__engine *e)
     lt__free(e->ctx, e->first_slice, p->n_weights * sizeof *e->first_slice);
     lt__free(e->ctx, e->n_slices_of, p->n_weights * sizeof *e->n_slices_of);
     lt__free(e->ctx, e->order, p->n_slices * sizeof *e->order);
-    for (int i = 0; i < 2; i++)
-        lt__free(e->ctx, e->passes[i].launches, e->passes[i].cap * sizeof(launch));
+    for (int i = 0; i < 2; i++) {
+        pass *q = &e->passes[i];
+        lt__free(e->ctx, q->launches, q->cap * sizeof *q->launches);
+        lt__free(e->ctx, q->args, q->args_cap * sizeof *q->args);
+        lt__free(e->ctx, q->segments, q->segments_cap * sizeof *q->segments);
+    }
     lt__free(e->ctx, e->check_buf, e->check_bytes);
     lt__free(e->ctx, e, sizeof *e);
 }
@@ -415,25 +497,42 @@ static lt_status run_launch(lt__engine *e, launch *l, bool check, lt_err *err)
     return s == LT_OK && check ? check_output(e, l, err) : s;
 }
 
-lt_status lt__engine_run(lt__engine *e, lt__part parts, uint32_t tokens, uint32_t rows, bool prefill, bool check, lt_err *err)
+static lt_status run_singly(lt__engine *e, pass *p, size_t first, size_t end, bool check, lt_err *err)
 {
-    pass *p = &e->passes[prefill];
-    lt_status s;
-    if (p->tokens != tokens || (parts & LT__PART_HEAD && p->rows != rows)) {
-        p->tokens = tokens;
-        p->rows = rows;
-        p->prefill = prefill;
-        if ((s = prepare_pass(e, p, err)) != LT_OK) {
-            p->tokens = 0;
-            return s;
-        }
-    }
-    size_t first = parts & LT__PART_BODY ? 0 : p->head, end = parts & LT__PART_HEAD ? p->n : p->head;
     for (size_t i = first; i < end; i++) {
         if (e->desc.cancel && atomic_load_explicit(e->desc.cancel, memory_order_relaxed))
             return lt__fail(err, LT_E_CANCELED, "stopped at %s", p->launches[i].args.name);
-        if ((s = run_launch(e, &p->launches[i], check, err)) != LT_OK)
+        lt_status s = run_launch(e, &p->launches[i], check, err);
+        if (s != LT_OK)
             return s;
     }
     return LT_OK;
+}
+
+static lt_status run_segments(lt__engine *e, pass *p, size_t first, size_t end, lt_err *err)
+{
+    for (size_t i = 0; i < p->n_segments; i++) {
+        segment *g = &p->segments[i];
+        if (g->first < first || g->first >= end)
+            continue;
+        if (e->desc.cancel && atomic_load_explicit(e->desc.cancel, memory_order_relaxed))
+            return lt__fail(err, LT_E_CANCELED, "stopped at %s", p->launches[g->first].args.name);
+        lt_status s = g->fixed ? lt__list_run(e->queue, &g->list, err) : run_launch(e, &p->launches[g->first], false, err);
+        if (s != LT_OK)
+            return s;
+    }
+    return LT_OK;
+}
+
+lt_status lt__engine_run(lt__engine *e, lt__part parts, uint32_t tokens, uint32_t rows, bool prefill, bool check, lt_err *err)
+{
+    pass *p = &e->passes[prefill];
+    bool whole = !prefill && parts == LT__PART_ALL;
+    if (p->tokens != tokens || (parts & LT__PART_HEAD && p->rows != rows) || (p->whole && !whole)) {
+        lt_status s = shape_pass(e, p, tokens, rows, prefill, whole, err);
+        if (s != LT_OK)
+            return s;
+    }
+    size_t first = parts & LT__PART_BODY ? 0 : p->head, end = parts & LT__PART_HEAD ? p->n : p->head;
+    return check || !e->has_lists ? run_singly(e, p, first, end, check, err) : run_segments(e, p, first, end, err);
 }

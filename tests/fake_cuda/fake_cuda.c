@@ -37,6 +37,8 @@ struct CUevent_st { record *latest; };
 struct CUmod_st { int unused; };
 struct CUfunc_st { char name[64]; int shared; };
 struct CUctx_st { int refs; };
+struct CUgraph_st { uint64_t launches; };
+struct CUgraphExec_st { uint64_t launches; bool uploaded; };
 
 typedef enum what { COPY_IN, COPY_OUT, COPY, FILL, CALL, LAUNCH, RECORD, WAIT } what;
 typedef struct work {
@@ -55,6 +57,7 @@ struct CUstream_st {
     work *first, *last;
     uint64_t given, done;
     bool stop;
+    CUgraph capture; /* being captured into */
 };
 
 static pthread_mutex_t g_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -265,6 +268,13 @@ static void *stream_main(void *p)
 
 static void give(CUstream s, work w)
 {
+    if (s->capture) {
+        if (w.kind == LAUNCH)
+            s->capture->launches++;
+        else
+            violate("capture", "work that is no launch");
+        return;
+    }
     work *c = malloc(sizeof *c);
     *c = w;
     c->next = NULL;
@@ -279,6 +289,8 @@ static void give(CUstream s, work w)
 
 static void drain(CUstream s)
 {
+    if (s->capture)
+        violate("capture", "a wait for the stream");
     uint64_t until = s->given;
     while (s->done < until)
         pthread_cond_wait(&g_moved, &g_lock);
@@ -804,9 +816,79 @@ API lt_curesult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned gr
         return BAD("grid or block");
     if (shared_bytes > 49152 && shared_bytes > (unsigned)function->shared)
         return BAD("more shared memory than allowed");
-    g_counts.launches++;
+    g_counts.launches += !stream->capture;
     g_counts.launch_x = grid_x;
     give(stream, (work){.kind = LAUNCH});
+    return leave(LT_CU_OK);
+}
+
+API lt_curesult cuStreamBeginCapture_v2(CUstream s, int mode)
+{
+    ENTER(true);
+    if (s->capture || mode != LT_CU_CAPTURE_RELAXED)
+        return BAD("captures already, or in another mode");
+    s->capture = calloc(1, sizeof *s->capture);
+    g_counts.graphs++;
+    return leave(LT_CU_OK);
+}
+
+API lt_curesult cuStreamEndCapture(CUstream s, CUgraph *out)
+{
+    lt_curesult r = enter(__func__, true);
+    if (!s->capture)
+        return BAD("captures nothing");
+    *out = s->capture;
+    s->capture = NULL;
+    if (r != LT_CU_OK) { /* ended all the same, with nothing to show */
+        free(*out);
+        *out = NULL;
+        g_counts.graphs--;
+    }
+    return leave(r);
+}
+
+API lt_curesult cuGraphInstantiateWithFlags(CUgraphExec *out, CUgraph graph, unsigned long long flags)
+{
+    ENTER(true);
+    if (flags)
+        return BAD("flags");
+    *out = calloc(1, sizeof **out);
+    (*out)->launches = graph->launches;
+    g_counts.graphs++;
+    return leave(LT_CU_OK);
+}
+
+API lt_curesult cuGraphUpload(CUgraphExec graph, CUstream s)
+{
+    ENTER(true);
+    graph->uploaded = true;
+    give(s, (work){.kind = LAUNCH});
+    return leave(LT_CU_OK);
+}
+
+API lt_curesult cuGraphLaunch(CUgraphExec graph, CUstream s)
+{
+    ENTER(true);
+    if (!graph->uploaded)
+        return BAD("a graph that was not uploaded: its first launch takes memory");
+    g_counts.launches += graph->launches;
+    give(s, (work){.kind = LAUNCH});
+    return leave(LT_CU_OK);
+}
+
+API lt_curesult cuGraphExecDestroy(CUgraphExec graph)
+{
+    (void)enter(__func__, true);
+    g_counts.graphs--;
+    free(graph);
+    return leave(LT_CU_OK);
+}
+
+API lt_curesult cuGraphDestroy(CUgraph graph)
+{
+    (void)enter(__func__, true);
+    g_counts.graphs--;
+    free(graph);
     return leave(LT_CU_OK);
 }
 
@@ -855,6 +937,7 @@ static void control_reset(void)
     g_counts.reservations = keep.reservations;
     g_counts.handles = keep.handles;
     g_counts.streams = keep.streams;
+    g_counts.graphs = keep.graphs;
     g_counts.events = keep.events;
     g_counts.contexts = keep.contexts;
     g_counts.held_bytes = g_counts.peak_held_bytes = keep.held_bytes;

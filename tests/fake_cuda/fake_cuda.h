@@ -11,9 +11,9 @@
 #include <stdbool.h>
 
 typedef struct fake_cuda_counts {
-    uint64_t reservations, handles, mappings, allocations, registrations, streams, events, contexts, modules;
+    uint64_t reservations, handles, mappings, allocations, registrations, streams, events, contexts, modules, graphs;
     uint64_t held_bytes, peak_held_bytes; /* physical */
-    uint64_t violations, launches, launch_x;
+    uint64_t violations, launches, launch_x; /* launches: given, and of replayed graphs */
     char     violation[256]; /* the first */
 } fake_cuda_counts;
 

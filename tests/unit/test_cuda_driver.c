@@ -75,6 +75,7 @@ static void assert_nothing_left(void)
     assert_int_equal(c.allocations, 0);
     assert_int_equal(c.registrations, 0);
     assert_int_equal(c.modules, 0);
+    assert_int_equal(c.graphs, 0);
     assert_int_equal(c.held_bytes, 0);
 }
 
@@ -829,6 +830,138 @@ static void sync_check_names_the_kernel(void **state)
     }
 }
 
+/* ---- lists ---- */
+
+#define LISTED 20
+typedef struct listed {
+    lt_op_args        args[LISTED];
+    const lt_op_args *ptrs[LISTED];
+    char              names[LISTED][16];
+    lt_launch_list    list;
+} listed;
+
+static void make_list(listed *l, const rig *r)
+{
+    for (int i = 0; i < LISTED; i++) {
+        snprintf(l->names[i], sizeof l->names[i], "blk.%d.sum", i);
+        l->args[i] = add_args(r);
+        l->args[i].name = l->names[i];
+        l->ptrs[i] = &l->args[i];
+    }
+    l->list = (lt_launch_list){.args = l->ptrs, .n = LISTED, .replay = true};
+}
+
+static uint64_t graph_runs(const rig *r)
+{
+    lt_device_stats st;
+    lt_device_get_stats(r->dev, &st);
+    assert_int_equal(st.launches, counts().launches);
+    return st.graphs;
+}
+
+static rig open_listed(const char *spec, listed *l)
+{
+    rig r = open_rig(spec);
+    OK(lt_device_commit(r.dev, r.mem, 2 * MIB, &r.err));
+    make_list(l, &r);
+    return r;
+}
+
+static void lists_are_replayed_as_graphs(void **state)
+{
+    (void)state;
+    if (!lt__cuda_images[0].family)
+        skip();
+    listed l;
+    rig r = open_listed("cuda:" LT_CUDA_FAKE, &l);
+    OK(lt__list_compile(r.dev, &l.list, &r.err));
+    assert_int_equal(counts().launches, 0);
+    assert_int_equal(counts().graphs, 1); /* what it was made from is gone */
+    for (int i = 0; i < 3; i++)
+        OK(lt__list_run(r.q, &l.list, &r.err));
+    OK(lt_queue_sync(r.q, &r.err));
+    assert_int_equal(counts().launches, 3 * LISTED);
+    assert_int_equal(fake->calls("cuLaunchKernel"), LISTED);
+    assert_int_equal(graph_runs(&r), 3);
+    lt__list_free(r.dev, &l.list);
+    assert_int_equal(counts().graphs, 0);
+    l.list.replay = false; /* runs once: no graph */
+    OK(lt__list_run(r.q, &l.list, &r.err));
+    assert_int_equal(graph_runs(&r), 3);
+    assert_int_equal(fake->calls("cuLaunchKernel"), 2 * LISTED);
+    lt__list_free(r.dev, &l.list);
+    assert_int_equal(lt__list_run(r.copy, &l.list, &r.err), LT_E_INVALID);
+    l.args[3].src[0].dim[1] = 63;
+    assert_int_equal(lt__list_run(r.q, &l.list, &r.err), LT_E_INVALID);
+    assert_non_null(strstr(r.err.text, "blk.3.sum"));
+    close_rig(&r);
+}
+
+/* Whatever of a graph the driver refuses: the launches run, one by one. */
+static void refused_graphs_run_launch_by_launch(void **state)
+{
+    (void)state;
+    if (!lt__cuda_images[0].family)
+        skip();
+    static const char *const calls[] = {"cuStreamCreate", "cuStreamBeginCapture_v2", "cuStreamEndCapture", "cuLaunchKernel",
+                                        "cuGraphInstantiateWithFlags", "cuGraphUpload", "cuStreamSynchronize", "cuGraphLaunch"};
+    static const char *const specs[] = {"cuda:graphs=0," LT_CUDA_FAKE, "cuda:sync-check=1," LT_CUDA_FAKE,
+                                        "cuda:fail=graph:1," LT_CUDA_FAKE, "cuda:fail=graph:2," LT_CUDA_FAKE};
+    const size_t n = sizeof calls / sizeof *calls, m = sizeof specs / sizeof *specs;
+    for (size_t i = 0; i < n + m; i++) {
+        listed l;
+        rig r = open_listed(i < n ? "cuda:" LT_CUDA_FAKE : specs[i - n], &l);
+        if (i < n)
+            fake->fail_call(calls[i], 1, LT_CU_OUT_OF_MEMORY);
+        OK(lt__list_compile(r.dev, &l.list, &r.err));
+        OK(lt__list_run(r.q, &l.list, &r.err));
+        OK(lt_queue_sync(r.q, &r.err));
+        assert_int_equal(counts().launches, LISTED);
+        assert_int_equal(graph_runs(&r), 0);
+        lt__list_free(r.dev, &l.list);
+        close_rig(&r);
+    }
+}
+
+static void lists_fail_as_their_launches_do(void **state)
+{
+    (void)state;
+    if (!lt__cuda_images[0].family)
+        skip();
+    listed l;
+    rig r = open_listed("cuda:fail=launch:8," LT_CUDA_FAKE, &l);
+    assert_int_equal(lt__list_run(r.q, &l.list, &r.err), LT_E_DEVICE_LOST);
+    assert_non_null(strstr(r.err.text, "blk.7.sum"));
+    lt__list_free(r.dev, &l.list);
+    close_rig(&r);
+    for (int i = 0; i < 2; i++) { /* work of a graph, and of single launches, that breaks later */
+        r = open_listed(i ? "cuda:graphs=0," LT_CUDA_FAKE : "cuda:" LT_CUDA_FAKE, &l);
+        OK(lt__list_compile(r.dev, &l.list, &r.err));
+        fake->break_context(LT_CU_ILLEGAL_ADDRESS);
+        lt_status given = lt__list_run(r.q, &l.list, &r.err); /* the worker may be that quick */
+        assert_true(given == LT_OK || given == LT_E_DEVICE_LOST);
+        assert_int_equal(lt_queue_sync(r.q, &r.err), LT_E_DEVICE_LOST);
+        assert_non_null(strstr(r.err.text, "CUDA_ERROR_ILLEGAL_ADDRESS"));
+        if (!i)
+            for (int k = LISTED - LT_CUDA_NAMES; k < LISTED; k++)
+                assert_non_null(strstr(r.err.text, l.names[k]));
+        lt__list_free(r.dev, &l.list);
+        close_rig(&r);
+    }
+    for (int k = 1; k <= LISTED; k += 6) { /* the context's faults count each launch */
+        r = open_listed("cuda:" LT_CUDA_FAKE, &l);
+        OK(lt__list_run(r.q, &l.list, &r.err));
+        arm(LT_FAULT_LAUNCH, k);
+        lt_status given = lt__list_run(r.q, &l.list, &r.err);
+        assert_true(given == LT_OK || given == LT_E_DEVICE_LOST);
+        assert_int_equal(lt_queue_sync(r.q, &r.err), LT_E_DEVICE_LOST);
+        assert_non_null(strstr(r.err.text, l.names[k - 1]));
+        assert_int_equal(lt__list_run(r.q, &l.list, &r.err), LT_E_DEVICE_LOST);
+        lt__list_free(r.dev, &l.list);
+        close_rig(&r);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -852,6 +985,9 @@ int main(void)
         cmocka_unit_test(time_is_of_the_device),
         cmocka_unit_test(kernels_load_by_family_and_count),
         cmocka_unit_test(sync_check_names_the_kernel),
+        cmocka_unit_test(lists_are_replayed_as_graphs),
+        cmocka_unit_test(refused_graphs_run_launch_by_launch),
+        cmocka_unit_test(lists_fail_as_their_launches_do),
     };
     void *library = dlopen(LT_CUDA_FAKE_FILE, RTLD_NOW | RTLD_LOCAL);
     void *p = library ? dlsym(library, "fake_cuda") : NULL;

@@ -16,6 +16,8 @@ typedef struct CUmod_st *CUmodule;
 typedef struct CUfunc_st *CUfunction;
 typedef struct CUstream_st *CUstream;
 typedef struct CUevent_st *CUevent;
+typedef struct CUgraph_st *CUgraph;
+typedef struct CUgraphExec_st *CUgraphExec;
 
 typedef int lt_curesult; /* an enum there: int on every platform of ours */
 typedef unsigned long long lt_cumemhandle;
@@ -86,6 +88,8 @@ typedef struct lt_cumemprop {
 } lt_cumemprop;
 typedef struct lt_cumemaccess { lt_cumemlocation location; int flags; } lt_cumemaccess;
 
+enum { LT_CU_CAPTURE_RELAXED = 2 };
+
 typedef void lt_cuhostfn(void *user);
 
 /* X(member, symbol, required, parameters). The symbol is the version whose parameters these are. */
@@ -144,7 +148,15 @@ typedef void lt_cuhostfn(void *user);
     X(function_set, "cuFuncSetAttribute", 1, (CUfunction function, int attribute, int value))                          \
     X(launch, "cuLaunchKernel", 1,                                                                                     \
       (CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,     \
-       unsigned block_z, unsigned shared_bytes, CUstream stream, void **params, void **extra))
+       unsigned block_z, unsigned shared_bytes, CUstream stream, void **params, void **extra))                          \
+    X(capture_begin, "cuStreamBeginCapture_v2", 0, (CUstream stream, int mode))                                        \
+    X(capture_end, "cuStreamEndCapture", 0, (CUstream stream, CUgraph *out))                                           \
+    X(graph_instantiate, "cuGraphInstantiateWithFlags", 0,                                                             \
+      (CUgraphExec *out, CUgraph graph, unsigned long long flags))                                                     \
+    X(graph_upload, "cuGraphUpload", 0, (CUgraphExec graph, CUstream stream))                                          \
+    X(graph_launch, "cuGraphLaunch", 0, (CUgraphExec graph, CUstream stream))                                          \
+    X(graph_exec_destroy, "cuGraphExecDestroy", 0, (CUgraphExec graph))                                                \
+    X(graph_destroy, "cuGraphDestroy", 0, (CUgraph graph))
 
 /* NVML: what a process holds, as the driver sees it. */
 typedef struct lt_nvmldevice_st *lt_nvmldevice;

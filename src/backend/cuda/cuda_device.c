@@ -65,7 +65,7 @@ const lt_cuda_props *lt__cuda_device_props(const lt_cuda_device *dev) { return &
 
 typedef struct cuda_options {
     uint64_t ordinal, recycle_bytes, fail[LT_CUDA_FAULT_COUNT];
-    bool     sync_check, vmm, kernels;
+    bool     sync_check, vmm, kernels, graphs;
     char     driver[256], nvml[256];
 } cuda_options;
 
@@ -113,7 +113,7 @@ static lt_status cuda_option(void *user, const char *key, const char *value, lt_
     const struct {
         const char *key;
         bool       *out;
-    } flags[] = {{"sync-check", &o->sync_check}, {"vmm", &o->vmm}, {"kernels", &o->kernels}};
+    } flags[] = {{"sync-check", &o->sync_check}, {"vmm", &o->vmm}, {"kernels", &o->kernels}, {"graphs", &o->graphs}};
     uint64_t n = 0;
     for (size_t i = 0; i < sizeof flags / sizeof *flags; i++)
         if (!strcmp(key, flags[i].key)) {
@@ -135,7 +135,7 @@ static lt_status cuda_option(void *user, const char *key, const char *value, lt_
     if (!strcmp(key, "fail"))
         return parse_fail(value, o, err);
     return lt__fail(err, LT_E_INVALID,
-                    "cuda has no option '%s'; it has device, sync-check, vmm, recycle, kernels, driver, nvml, fail", key);
+                    "cuda has no option '%s'; it has device, sync-check, vmm, recycle, kernels, graphs, driver, nvml, fail", key);
 }
 
 /* SASS of one compute capability runs on later ones of the same major; PTX of the last on all above. */
@@ -276,6 +276,7 @@ static void cuda_close(lt_device *dev)
         lt__log(ctx, LT_LOG_WARN, "cuda", "closed with %zu queues and %zu events still there", queues, events);
     bool entered = d->context && lt__cuda_enter(d, NULL) == LT_OK;
     lt__cuda_bounce_deinit(d);
+    lt__cuda_lists_deinit(d);
     lt__cuda_wrong_deinit(d);
     lt__cuda_memory_deinit(d);
     lt__cuda_modules_deinit(d);
@@ -328,7 +329,7 @@ static lt_status start_device(lt_cuda_device *d, const cuda_options *o, lt_err *
 
 static lt_status cuda_open(lt_ctx *ctx, const char *opts, lt_device **out, lt_err *err)
 {
-    cuda_options o = {.vmm = true, .kernels = true};
+    cuda_options o = {.vmm = true, .kernels = true, .graphs = true};
     lt_status s = lt__spec_parse(opts, cuda_option, &o, err);
     if (s != LT_OK)
         return s;
@@ -340,12 +341,14 @@ static lt_status cuda_open(lt_ctx *ctx, const char *opts, lt_device **out, lt_er
     d->base = (lt_device){.vt = &cuda_vt, .ctx = ctx};
     d->sync_check = o.sync_check;
     d->kernels = o.kernels;
+    d->graphs = o.graphs;
     pthread_mutex_init(&d->lock, NULL);
     pthread_mutex_init(&d->time_lock, NULL);
     pthread_mutex_init(&d->bounce.lock, NULL);
     pthread_cond_init(&d->bounce.freed, NULL);
     lt__cuda_memory_init(d);
     lt__cuda_modules_init(d);
+    lt__cuda_lists_init(d);
     for (int i = 0; i < LT_CUDA_FAULT_COUNT; i++)
         atomic_init(&d->fail_in[i], o.fail[i]);
     d->memory.max_spare = (size_t)(o.recycle_bytes / PIECE_BYTES);
@@ -400,6 +403,7 @@ static void cuda_get_stats(const lt_device *dev, lt_device_stats *out)
     out->d2h_bytes = atomic_load(&d->d2h_bytes);
     out->d2d_bytes = atomic_load(&d->d2d_bytes);
     out->launches = atomic_load(&d->launches);
+    out->graphs = atomic_load(&d->graph_runs);
     out->now_ns = lt__now_ns() - d->opened_ns;
 }
 
@@ -452,11 +456,14 @@ static const lt_device_vt cuda_vt = {
     .supports = lt__cuda_supports,
     .scratch_bytes = lt__cuda_scratch_bytes,
     .prepare = lt__cuda_prepare,
+    .list_compile = lt__cuda_list_compile,
+    .list_run = lt__cuda_list_run,
+    .list_free = lt__cuda_list_free,
 };
 
 const lt_backend lt__backend_cuda = {
     .name = "cuda",
-    .help = "cuda[:device=N,sync-check=1,vmm=0,recycle=SIZE,...]  an NVIDIA card",
+    .help = "cuda[:device=N,sync-check=1,vmm=0,graphs=0,recycle=SIZE,...]  an NVIDIA card",
     .open = cuda_open,
     .probe = cuda_probe,
 };

@@ -12,7 +12,8 @@
 /* Driver calls that can be made to fail, `fail=NAME:N`: the Nth of its kind returns the error the
  * driver would give, and the driver is not called. */
 #define LT_CUDA_FAULTS(X)                                                                                              \
-    X(reserve) X(create) X(map) X(access) X(alloc) X(register) X(copy) X(launch) X(record) X(wait) X(call) X(load)
+    X(reserve) X(create) X(map) X(access) X(alloc) X(register) X(copy) X(launch) X(record) X(wait) X(call) X(load)     \
+    X(graph)
 typedef enum lt_cuda_fault {
 #define X(name) LT_CUDA_FAULT_##name,
     LT_CUDA_FAULTS(X)
@@ -143,6 +144,14 @@ typedef struct lt_cuda_modules {
     size_t            n_functions;
 } lt_cuda_modules;
 
+/* --- lists, list.c -------------------------------------------------------------------- */
+
+typedef struct lt_cuda_lists {
+    pthread_mutex_t lock;     /* one capture at a time */
+    _Atomic(CUstream) stream; /* captures only; no work ever runs on it but uploads */
+    uint64_t        captured; /* kernels since the capture began */
+} lt_cuda_lists;
+
 /* --- reports of kernels, wrong.c ---------------------------------------------------- */
 
 struct lt_cuda_wrong;
@@ -163,7 +172,7 @@ struct lt_cuda_device {
     CUcontext        context;
     lt_cuda_props    props;
     char             name[64], spoken[24]; /* "NVIDIA H200"; "CUDA 13.0" */
-    bool             vmm, sync_check, read_only_register, kernels;
+    bool             vmm, sync_check, read_only_register, kernels, graphs;
     uint64_t         total_bytes;
     _Atomic uint64_t fixed_bytes;
     _Atomic uint64_t fail_in[LT_CUDA_FAULT_COUNT];
@@ -172,6 +181,7 @@ struct lt_cuda_device {
     lt_cuda_modules  modules;
     lt_cuda_bounce   bounce;
     lt_cuda_wrong_page wrong;
+    lt_cuda_lists    lists;
 
     pthread_mutex_t  lock; /* the lists, the slots, lost_err */
     lt_cuda_queue   *queues;
@@ -185,7 +195,7 @@ struct lt_cuda_device {
     CUevent          time_base;
     uint64_t         time_base_ns, opened_ns;
 
-    _Atomic uint64_t copies, h2d_bytes, d2h_bytes, d2d_bytes, launches;
+    _Atomic uint64_t copies, h2d_bytes, d2h_bytes, d2d_bytes, launches, graph_runs;
 };
 
 static inline lt_cuda_device *lt__cuda_of(const lt_device *dev) { return (lt_cuda_device *)dev; }
@@ -217,6 +227,15 @@ lt_status lt__cuda_copy(lt_queue *q, lt_addr dst, lt_addr src, uint64_t bytes, l
 lt_status lt__cuda_fill(lt_queue *q, lt_addr dst, uint8_t value, uint64_t bytes, lt_err *err);
 lt_status lt__cuda_call_host(lt_queue *q, lt_host_fn *fn, void *user, lt_err *err);
 lt_status lt__cuda_queue_launch(lt_queue *q, const lt_op_args *args, lt_err *err);
+/* The row that runs such a launch, with what it wants given. */
+LT_NODISCARD lt_status
+lt__cuda_row_of(lt_cuda_device *d, const lt_op_args *args, const lt_cuda_row **out, lt_err *err);
+
+void lt__cuda_lists_init(lt_cuda_device *d);
+void lt__cuda_lists_deinit(lt_cuda_device *d); /* the context is current */
+lt_status lt__cuda_list_compile(lt_device *dev, lt_launch_list *list, lt_err *err);
+lt_status lt__cuda_list_run(lt_queue *q, lt_launch_list *list, lt_err *err);
+void lt__cuda_list_free(lt_device *dev, lt_launch_list *list);
 lt_status lt__cuda_wait(lt_queue *q, lt_event *ev, lt_err *err);
 LT_NODISCARD lt_status lt__cuda_bounce_ready(lt_cuda_device *d, lt_err *err); /* before a host call */
 void lt__cuda_bounce_deinit(lt_cuda_device *d);
@@ -224,6 +243,7 @@ void lt__cuda_bounce_deinit(lt_cuda_device *d);
 /* What the copies of queue.c and bounce.c are made of. begin refuses on a failed queue or a lost
  * device, notes the name and enters the context; end counts the position, leaves, and words errors. */
 LT_NODISCARD lt_status lt__cuda_begin(lt_cuda_queue *q, const char *name, lt_err *err);
+void lt__cuda_note_name(lt_cuda_queue *q, const char *name);
 lt_status lt__cuda_end(lt_cuda_queue *q, lt_curesult r, const char *name, lt_err *err);
 /* An internal host call: told whether the queue had failed before it. */
 typedef lt_status lt_cuda_host_fn(void *user, bool failed, lt_err *err);

@@ -92,6 +92,12 @@ static bool vmm_complete(const lt_cu *cu)
            cu->mem_map && cu->mem_unmap && cu->mem_access;
 }
 
+static bool graphs_complete(const lt_cu *cu)
+{
+    return cu->capture_begin && cu->capture_end && cu->graph_instantiate && cu->graph_upload && cu->graph_launch &&
+           cu->graph_exec_destroy && cu->graph_destroy;
+}
+
 lt_status lt__cu_open(lt_cu *cu, const char *path, lt_err *err)
 {
     memset(cu, 0, sizeof *cu);
@@ -118,6 +124,7 @@ lt_status lt__cu_open(lt_cu *cu, const char *path, lt_err *err)
         goto fail;
     }
     cu->has_vmm = vmm_complete(cu);
+    cu->has_graphs = graphs_complete(cu);
     return LT_OK;
 fail:
     lt__cu_close(cu);

@@ -228,8 +228,13 @@ lt_status lt__cuda_launch(lt_cuda_device *d, const char *family, const char *ker
                         ? LT_CU_LAUNCH_FAILED
                         : d->cu.launch(function, grid.x, grid.y, grid.z, block.x, block.y, block.z, shared_bytes, stream,
                                        params, NULL);
-    if (r == LT_CU_OK)
+    if (r == LT_CU_OK) {
+        if (stream == atomic_load_explicit(&d->lists.stream, memory_order_relaxed)) /* under the lists' lock */
+            d->lists.captured++;
+        else
+            atomic_fetch_add_explicit(&d->launches, 1, memory_order_relaxed);
         return LT_OK;
+    }
     return lt__cuda_fail(d, err, r, "%s: launch of %s failed, grid %u x %u x %u, block %u x %u x %u, %u bytes shared", name,
                          kernel, grid.x, grid.y, grid.z, block.x, block.y, block.z, shared_bytes);
 }

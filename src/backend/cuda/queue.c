@@ -53,7 +53,7 @@ static lt_status queue_state(lt_cuda_queue *q, lt_err *err)
     return own.status;
 }
 
-static void note_name(lt_cuda_queue *q, const char *name)
+void lt__cuda_note_name(lt_cuda_queue *q, const char *name)
 {
     char *at = q->names[q->n_names++ % LT_CUDA_NAMES];
     size_t n = strnlen(name, LT_CUDA_NAME_BYTES - 1);
@@ -85,7 +85,7 @@ lt_status lt__cuda_begin(lt_cuda_queue *q, const char *name, lt_err *err)
     lt_status s = queue_state(q, err);
     if (s != LT_OK)
         return s;
-    note_name(q, name);
+    lt__cuda_note_name(q, name);
     return lt__cuda_enter(device_of(q), err);
 }
 
@@ -299,18 +299,27 @@ lt_status lt__cuda_call_host(lt_queue *handle, lt_host_fn *fn, void *user, lt_er
 
 /* --- launches ------------------------------------------------------------------------- */
 
-lt_status lt__cuda_queue_launch(lt_queue *handle, const lt_op_args *args, lt_err *err)
+lt_status lt__cuda_row_of(lt_cuda_device *d, const lt_op_args *args, const lt_cuda_row **out, lt_err *err)
 {
-    lt_cuda_queue *q = queue_of(handle);
-    lt_cuda_device *d = device_of(q);
     const char *op = lt_op_get(args->op)->name, *name = args->name ? args->name : op, *why = "";
-    const lt_cuda_row *row = lt__cuda_find(d, args, NULL, &why);
+    const lt_cuda_row *row = *out = lt__cuda_find(d, args, NULL, &why);
     if (!row)
         return lt__fail(err, LT_E_UNSUPPORTED, "%s: %s: %s", name, op, why);
     if (row->scratch && !args->scratch && row->scratch(d, args))
         return lt__fail(err, LT_E_INVALID, "%s: %s wants %" PRIu64 " bytes of scratch and was given none", name, op,
                         row->scratch(d, args));
-    lt_status s = lt__cuda_begin(q, name, err);
+    return LT_OK;
+}
+
+lt_status lt__cuda_queue_launch(lt_queue *handle, const lt_op_args *args, lt_err *err)
+{
+    lt_cuda_queue *q = queue_of(handle);
+    lt_cuda_device *d = device_of(q);
+    const char *op = lt_op_get(args->op)->name, *name = args->name ? args->name : op;
+    const lt_cuda_row *row = NULL;
+    lt_status s = lt__cuda_row_of(d, args, &row, err);
+    if (s == LT_OK)
+        s = lt__cuda_begin(q, name, err);
     if (s != LT_OK)
         return s;
     s = row->launch(d, q->stream, args, err);
@@ -329,7 +338,6 @@ lt_status lt__cuda_queue_launch(lt_queue *handle, const lt_op_args *args, lt_err
             *err = own;
         return own.status;
     }
-    atomic_fetch_add_explicit(&d->launches, 1, memory_order_relaxed);
     return lt__cuda_end(q, LT_CU_OK, name, err);
 }
 
