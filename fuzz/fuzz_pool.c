@@ -1,5 +1,7 @@
 /* Sequences of calls to a pool over the simulated device, with every invariant after each step.
- * Byte 0 chooses limit and chunk; then each call is an opcode and its operands. */
+ * Byte 0 chooses limit and chunk; then each call is an opcode and its operands. Each block is written on
+ * the queue it was asked for; who frees it elsewhere waits for that first, as the pool demands, and what
+ * was written must still be there: no block may be given to two, now or in the order of the queues. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,7 +18,10 @@ typedef struct world {
     lt_pool *pool;
     lt_queue *queues[QUEUES];
     lt_block live[LIVE], stale;
-    uint32_t n, commits_until_fault, allocs_until_fault;
+    lt_queue *user[LIVE]; /* what last wrote to the block; NULL: nothing under way */
+    uint8_t mark[LIVE];   /* what it wrote; 0: nothing, for want of memory */
+    lt_event *order;
+    uint32_t n, marks, commits_until_fault, allocs_until_fault;
     uint64_t bytes, limit;
 } world;
 
@@ -47,13 +52,42 @@ static lt_queue *pick_queue(world *w)
     return w->queues[k];
 }
 
+/* What wrote to the block is over before the block is free on `queue` (NULL: on the host). */
+static void hand_over(world *w, uint32_t i, lt_queue *queue)
+{
+    lt_queue *user = w->user[i];
+    if (!user || user == queue) return;
+    if (!queue || lt_event_record(w->order, user, NULL) != LT_OK || lt_queue_wait(queue, w->order, NULL) != LT_OK)
+        need(lt_queue_sync(user, NULL) == LT_OK, "a queue failed");
+    w->user[i] = NULL;
+}
+
+static void verify(world *w, uint32_t i)
+{
+    uint8_t got[64] = {0};
+    uint64_t n = w->live[i].bytes < 64 ? w->live[i].bytes : 64;
+    if (!w->user[i] || !w->mark[i] || lt_queue_copy_out(w->user[i], got, w->live[i].addr, n, NULL) != LT_OK) return;
+    need(lt_queue_sync(w->user[i], NULL) == LT_OK, "a queue failed");
+    for (uint64_t k = 0; k < n; k++) need(got[k] == w->mark[i], "a block was written to by another's owner");
+}
+
+static void drop(world *w, uint32_t i)
+{
+    w->bytes -= w->live[i].bytes;
+    w->n--;
+    w->live[i] = w->live[w->n];
+    w->user[i] = w->user[w->n];
+    w->mark[i] = w->mark[w->n];
+}
+
 static uint64_t give(void *user, lt_pool *pool, uint64_t want)
 {
     world *w = user;
     (void)want;
     if (!w->n || byte(w) % 4 == 0) return byte(w) % 2; /* nothing, or a lie */
-    lt_block b = w->live[--w->n];
-    w->bytes -= b.bytes;
+    hand_over(w, w->n - 1, NULL);
+    lt_block b = w->live[w->n - 1];
+    drop(w, w->n - 1);
     lt_pool_free(pool, b, NULL);
     return b.bytes;
 }
@@ -76,7 +110,10 @@ static void do_alloc(world *w)
     need(b.bytes >= bytes && (!align || b.addr % align == 0), "a block too small or not aligned");
     for (uint32_t i = 0; i < w->n; i++)
         need(b.addr + b.bytes <= w->live[i].addr || w->live[i].addr + w->live[i].bytes <= b.addr, "two blocks overlap");
-    if (q) (void)!lt_queue_fill(q, b.addr, (uint8_t)w->n, b.bytes < 64 ? b.bytes : 64, NULL);
+    uint8_t mark = (uint8_t)(1 + w->marks++ % 254); /* never the device's poison */
+    bool filled = q && lt_queue_fill(q, b.addr, mark, b.bytes < 64 ? b.bytes : 64, NULL) == LT_OK;
+    w->user[w->n] = q;
+    w->mark[w->n] = filled ? mark : 0;
     w->live[w->n++] = b;
     w->bytes += b.bytes;
 }
@@ -86,10 +123,11 @@ static void do_free(world *w)
     lt_queue *q = pick_queue(w);
     if (!w->n) return;
     uint32_t i = byte(w) % w->n;
+    if (w->n % 4 == 0) verify(w, i); /* not each time: the queues must run behind, too */
+    hand_over(w, i, q);
     w->stale = w->live[i];
-    w->bytes -= w->live[i].bytes;
-    lt_pool_free(w->pool, w->live[i], q);
-    w->live[i] = w->live[--w->n];
+    drop(w, i);
+    lt_pool_free(w->pool, w->stale, q);
 }
 
 static void do_misuse(world *w)
@@ -112,7 +150,9 @@ static void do_forget(world *w)
     if (!w->queues[k]) return;
     lt_pool_forget_queue(w->pool, w->queues[k]);
     if (byte(w) % 2) {
-        lt_queue_destroy(w->queues[k]);
+        lt_queue_destroy(w->queues[k]); /* runs what it holds */
+        for (uint32_t i = 0; i < w->n; i++)
+            if (w->user[i] == w->queues[k]) w->user[i] = NULL;
         w->queues[k] = NULL;
     }
 }
@@ -151,6 +191,7 @@ static struct {
     lt_ctx *ctx;
     lt_device *dev;
     lt_queue *queues[QUEUES];
+    lt_event *order;
     world *now;
     int runs;
 } bench;
@@ -167,6 +208,7 @@ static void bench_open(void)
     cd.fault = fault_now;
     need(lt_ctx_create(&cd, &bench.ctx, NULL) == LT_OK, "no context");
     need(lt_device_open(bench.ctx, "sim:vram=16M,threads=1", &bench.dev, NULL) == LT_OK, "no device");
+    need(lt_event_create(bench.dev, &bench.order, NULL) == LT_OK, "no event");
 }
 
 static void bench_close(void)
@@ -175,6 +217,7 @@ static void bench_close(void)
         if (bench.queues[k]) lt_queue_destroy(bench.queues[k]);
         bench.queues[k] = NULL;
     }
+    lt_event_destroy(bench.order);
     lt_device_close(bench.dev);
     need(lt_ctx_host_bytes(bench.ctx) == 0, "host memory leaked");
     lt_ctx_destroy(bench.ctx);
@@ -185,7 +228,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     if (size < 2) return 0;
     if (!bench.ctx) bench_open();
-    world w = {.at = data, .end = data + size, .dev = bench.dev};
+    world w = {.at = data, .end = data + size, .dev = bench.dev, .order = bench.order};
     memcpy(w.queues, bench.queues, sizeof w.queues);
     lt_pool_desc d = lt_pool_desc_default();
     uint32_t shape = byte(&w);
@@ -196,12 +239,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     bench.now = &w;
     while (w.at < w.end) step(&w);
     bench.now = NULL;
-    while (w.n) lt_pool_free(w.pool, w.live[--w.n], NULL);
+    for (uint32_t i = 0; i < w.n; i++) verify(&w, i);
     for (int k = 0; k < QUEUES; k++)
         if (w.queues[k]) {
+            need(lt_queue_sync(w.queues[k], NULL) == LT_OK, "a queue failed");
             lt_pool_forget_queue(w.pool, w.queues[k]);
-            (void)!lt_queue_sync(w.queues[k], NULL);
         }
+    while (w.n) lt_pool_free(w.pool, w.live[--w.n], NULL);
     need(lt_pool_trim(w.pool, 0) == 0, "chunks stay committed with nothing in them");
     lt_pool_destroy(w.pool);
     memcpy(bench.queues, w.queues, sizeof w.queues);

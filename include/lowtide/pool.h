@@ -17,8 +17,9 @@
  *
  * Order      alloc and free take the queue they happen on (NULL: the host, after a sync).
  *            A freed block is reused on the same queue at once, on another queue only
- *            after an event; callers never synchronise for the pool's sake. Events are
- *            recorded only once a second queue has appeared.
+ *            after an event; callers never synchronise for the pool's sake. What other queues
+ *            do with a block must be over, or awaited by that queue, when it is freed there.
+ *            Events are recorded only once a second queue has appeared.
  * Queues     before a queue is destroyed while the pool lives on: lt_pool_forget_queue.
  *            Blocks freed on it need nothing more.
  * Lifetime   borrows the device, which must outlive it. Blocks are freed before

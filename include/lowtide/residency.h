@@ -36,6 +36,8 @@
  *            the item absent and is reported by the lease that waits for it; the next lease
  *            tries again. A prefetch that fails before its lease is logged, and the lease loads.
  *            A copy that fails on the device fails the queue that waited for it.
+ *            Whatever is leased on a queue that failed may never have been filled: release it, call
+ *            lt_residency_sync, and lease anew on a new queue.
  *            Room that only leases of the calling thread, or of threads that wait themselves,
  *            could give back is LT_E_DEVICE_OOM, never a wait for ever.
  */
@@ -141,7 +143,8 @@ LT_API LT_NODISCARD lt_status
 lt_residency_lease_many(lt_residency *r, const lt_item *items, size_t n, lt_queue *queue,
                         lt_lease *out, lt_err *err);
 LT_API void lt_residency_release(lt_residency *r, lt_lease lease, lt_queue *queue);
-/* The device copy was written by work on the lease's queue: evicting writes it back. */
+/* The device copy was written by work on the lease's queue: evicting writes it back. LT_E_DEVICE_LOST
+ * where that copy was lost with a failed queue: what was written to it would be lost, too. */
 LT_API LT_NODISCARD lt_status lt_residency_mark_dirty(lt_residency *r, lt_lease lease, lt_err *err);
 /* Starts loading without a lease. E_DEVICE_OOM when there is no room that is not held for
  * something else loaded ahead; the lease may still succeed. */

@@ -788,6 +788,9 @@ lt_status lt_residency_mark_dirty(lt_residency *r, lt_lease lease, lt_err *err)
     else if (!r->items[lease.item.index].source.write)
         st = lt__fail(err, LT_E_INVALID, "item '%s': marked dirty, but its source cannot be written",
                       r->items[lease.item.index].name);
+    else if (r->items[lease.item.index].copy != r->leases[record].copy) /* nobody would write it back */
+        st = lt__fail(err, LT_E_DEVICE_LOST, "item '%s': marked dirty, but this copy was lost with a failed queue; lease it again",
+                      r->items[lease.item.index].name);
     else r->leases[record].copy->dirty = true;
     res_unlock(r);
     return st;

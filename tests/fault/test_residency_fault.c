@@ -143,6 +143,58 @@ static void each_nth_map_and_pin(void **state)
     each_nth(LT_FAULT_PIN, false);
 }
 
+/* The queue waits in `gate` until the host has asked for everything that is to fail behind it. */
+static lt_status gate(void *user, lt_err *err)
+{
+    (void)err;
+    while (!atomic_load((atomic_bool *)user)) usleep(100);
+    return LT_OK;
+}
+
+/* A lease whose load fails on the device, later, behind the gate: its copy is lost with the queue. It is nothing
+ * to write to, and leased again on a new queue the item holds what its home holds. */
+static void leases_of_a_failed_queue_are_lost(void **state)
+{
+    (void)state;
+    enum { BYTES = 20000 }; /* one piece: the transfer thread must not wait for the gate */
+    rig g;
+    lt_item item;
+    lt_lease l, again;
+    lt_err err = {0};
+    static uint8_t got[BYTES];
+    atomic_bool open = false;
+    memset(&g, 0, sizeof g);
+    memset(home, 0x7f, sizeof home);
+    test_ctx_open(&g.t);
+    assert_ok(open_all(&g, "sim:vram=64M,threads=1", LT_STORE_MAPPED, &item, &err), err);
+    lt_item_desc d = {.name = "small", .bytes = BYTES, .use = LT_USE_OPTIMIZER,
+                      .source = {.read = home_read, .write = home_write}};
+    assert_ok(lt_residency_add(g.res, &d, &item, &err), err);
+    assert_ok(lt_queue_call(g.q, gate, &open, &err), err);
+    for (size_t i = 0; i < 6; i += 2) { /* the third takes the first one's slot: copies wait for the gate */
+        assert_ok(lt_residency_lease(g.res, g.item[i], g.q, &l, &err), err);
+        lt_residency_release(g.res, l, g.q);
+    }
+    test_ctx_arm(&g.t, LT_FAULT_COPY, 1);
+    assert_ok(lt_residency_lease(g.res, item, g.q, &l, &err), err);
+    test_ctx_arm(&g.t, LT_FAULT_COPY, 0);
+    atomic_store(&open, true);
+    assert_int_equal(lt_queue_sync(g.q, &err), LT_E_DEVICE_LOST);
+    recover(&g);
+    assert_int_equal(lt_residency_mark_dirty(g.res, l, &err), LT_E_DEVICE_LOST);
+    assert_int_equal(err.status, LT_E_DEVICE_LOST);
+    assert_ok(lt_residency_lease(g.res, item, g.q, &again, &err), err);
+    assert_true(again.addr != l.addr);
+    assert_ok(lt_queue_copy_out(g.q, got, again.addr, BYTES, &err), err);
+    assert_ok(lt_queue_sync(g.q, &err), err);
+    assert_memory_equal(got, home, BYTES);
+    assert_ok(lt_residency_mark_dirty(g.res, again, &err), err);
+    rig_check(&g);
+    lt_residency_release(g.res, again, g.q);
+    lt_residency_release(g.res, l, g.q);
+    rig_close(&g);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -152,6 +204,7 @@ int main(void)
         cmocka_unit_test(each_nth_read),
         cmocka_unit_test(each_nth_write),
         cmocka_unit_test(each_nth_map_and_pin),
+        cmocka_unit_test(leases_of_a_failed_queue_are_lost),
     };
     return cmocka_run_group_tests(tests, make_file, drop_file);
 }
