@@ -77,6 +77,8 @@ static const lt_cuda_image *image_of(const char *family)
     return NULL;
 }
 
+bool lt__cuda_has_family(const char *family) { return image_of(family) != NULL; }
+
 /* Drivers load single functions at their first launch; here they are wanted before the arena is sized. */
 static lt_curesult load_functions(lt_cuda_device *d, CUmodule module)
 {

@@ -2,7 +2,8 @@
  *
  * A family is one kernels/<family>.cu (its kernels extern "C"), one image per build, and one
  * launch_<family>.c with its rows. Families are listed in families.def. A row sees a contract
- * already checked by lt_op_check and addresses of the device. The first row that accepts wins. */
+ * already checked by lt_op_check and addresses of the device. The first row that accepts wins.
+ * A family named *_sm90a is compiled for sm_90a alone, and left out of builds without 9.0: its rows ask. */
 #ifndef LT_CUDA_OPS_H
 #define LT_CUDA_OPS_H
 
@@ -48,5 +49,8 @@ typedef struct lt_cuda_dim { uint32_t x, y, z; } lt_cuda_dim;
 LT_NODISCARD lt_status
 lt__cuda_launch(lt_cuda_device *dev, const char *family, const char *kernel, lt_cuda_dim grid, lt_cuda_dim block,
                 uint32_t shared_bytes, CUstream stream, void **params, const lt_op_args *args, lt_err *err);
+
+/* Whether this build has the image of a family. */
+bool lt__cuda_has_family(const char *family);
 
 #endif
