@@ -127,9 +127,10 @@ lt_status app_make_plan(app *a, uint32_t rows, uint64_t prompt, uint64_t answer)
     d.budget_bytes = info.host_visible ? v[OPT_ram].u : v[OPT_vram].u;
     if (info.host_visible && !v[OPT_ram].set)
         d.reserve_bytes = info.free_bytes / 4;
-    else if (!info.host_visible && strcmp(info.kind, "sim") != 0)
+    else if (!info.host_visible && strcmp(info.kind, "sim") != 0 && !v[OPT_vram].set)
         d.reserve_bytes = UINT64_C(512) << 20; /* a desktop draws on the same card */
     d.reserve_bytes = v[OPT_reserve].set ? v[OPT_reserve].u : d.reserve_bytes;
+    a->reserve = info.host_visible ? 0 : d.reserve_bytes;
     d.ram_bytes = v[OPT_ram].u;
     d.ctx = (uint32_t)v[OPT_ctx].u;
     d.batch = (uint32_t)v[OPT_batch].u;
@@ -151,6 +152,8 @@ lt_status app_start(app *a)
     const opt_value *v = a->o->v;
     lt_session_desc d = lt_session_desc_default();
     d.check_finite = v[OPT_check].set;
+    d.reserve_bytes = a->reserve;
+    d.give_way = a->reserve > 0;
     if (v[OPT_trace].set) {
         lt_status s = lt_trace_create(a->ctx, v[OPT_trace].s, &a->trace, &a->err);
         if (s != LT_OK)

@@ -20,6 +20,7 @@ typedef struct app {
     lt_tokenizer *tok;
     lt_profile    profile;
     lt_plan      *plan;
+    uint64_t      reserve; /* of the device, held free all along */
     lt_session   *session;
     lt_trace     *trace;
     lt_err        err;

@@ -149,8 +149,6 @@ static opts_result check_sense(const opts *o)
         return wrong("--decode takes token ids, --prompt and --file text: give one of them");
     if (o->cmd == CMD_INDEX_RUN && text && !v[OPT_chat].set && (v[OPT_system].set || v[OPT_template].set))
         return wrong("--%s belongs to a chat: add --chat", opt_rows[v[OPT_system].set ? OPT_system : OPT_template].name);
-    if (v[OPT_vram].set && v[OPT_reserve].set)
-        return wrong("--vram names the budget, --reserve-vram what it leaves: give one of them");
     if (v[OPT_quiet].set && v[OPT_verbose].set)
         return wrong("--quiet and --verbose: give one of them");
     return PARSE_RUN;

@@ -41,6 +41,19 @@ static json_t *memory_json(const lt_report *r)
                      (json_int_t)r->pool.allocs, "frees", (json_int_t)r->pool.frees, "peak_by_use", use);
 }
 
+static json_t *changes_json(const lt_session *s)
+{
+    json_t *list = json_array();
+    for (size_t i = 0; i < lt_session_budget_change_count(s); i++) {
+        lt_budget_change c = lt_session_budget_change_at(s, i);
+        json_array_append_new(list, json_pack("{s:I, s:I, s:I, s:s, s:I, s:I, s:f, s:f}", "at_token", (json_int_t)c.at_token, "from",
+                                              (json_int_t)c.from, "to", (json_int_t)c.to, "why", c.why, "free_bytes",
+                                              (json_int_t)c.free_bytes, "missed_bytes", (json_int_t)c.missed_bytes, "seconds",
+                                              c.seconds, "decode_tps_before", c.decode_tps));
+    }
+    return list;
+}
+
 json_t *app_report_json(const app *a)
 {
     lt_report r;
@@ -57,6 +70,11 @@ json_t *app_report_json(const app *a)
     json_object_set_new(j, "host_peak_bytes", num(r.host_peak_bytes));
     json_object_set_new(j, "host_swapped_bytes", num(r.host_swapped_bytes));
     json_object_set_new(j, "bit_exact", json_true());
+    json_object_set_new(j, "reserve_bytes", num(a->reserve));
+    json_object_set_new(j, "reserve_missed_bytes", num(r.reserve_missed_bytes));
+    json_object_set_new(j, "budget_changes", changes_json(a->session));
+    json_object_set_new(j, "budget_changes_seconds", json_real(r.budget_seconds));
+    json_object_set_new(j, "decode_tps_after_change", json_real(r.since_change.tps));
     json_object_set_new(j, "plan", app_plan_json(a));
     json_object_set_new(j, "moved", json_pack("{s:I, s:I, s:I, s:I, s:I, s:f}", "h2d_bytes", (json_int_t)r.h2d_bytes,
                                               "d2h_bytes", (json_int_t)r.d2h_bytes, "disk_bytes", (json_int_t)r.disk_bytes,
@@ -141,6 +159,11 @@ void app_print_accounting(const app *a, FILE *out)
     if (r.host_swapped_bytes)
         fprintf(out, "swap    %s of this process lie on swap, and every token waits for them: lower --ram, or use --lock\n",
                 app_bytes(r.host_swapped_bytes, b[0]));
+    if (lt_session_budget_change_count(a->session))
+        fprintf(out, "budget  changed %zu times in %.3f s, %s at the end; decode since then %.1f tok/s\n",
+                lt_session_budget_change_count(a->session), r.budget_seconds, app_bytes(r.budget_now_bytes, b[0]), r.since_change.tps);
+    if (r.reserve_missed_bytes)
+        fprintf(out, "reserve missed by %s: no smaller plan exists\n", app_bytes(r.reserve_missed_bytes, b[0]));
     print_phase(out, "prefill", &r.prefill, p->predicted_prefill_tps);
     print_phase(out, "decode ", &r.decode, p->predicted_decode_tps);
     fprintf(out, "moved   %s in, %s out, %s read from files; waited %.3f s for copies; loading took %.3f s\n",

@@ -55,6 +55,7 @@ typedef struct lt_device_info {
  *   cpu: threads=N, isa=ref|avx2|avx512, mem=SIZE, lock=1 (what is committed is held in RAM, never swapped)
  *   sim: the same, and vram=SIZE, h2d=RATE, d2h=RATE, latency=TIME, clock=real|virtual,
  *        compute=RATE (bytes of weights a second, virtual clock), fixed=SIZE, poison=on|off,
+ *        card=FILE (one card shared by all devices, also of other processes, that name this file),
  *        fail=POINT:N (POINT is commit, copy, launch, pin, or read, map, alloc of the context
  *        while the device is open; N counts from 1)
  * docs/architecture.md says what each means. */
@@ -65,6 +66,9 @@ lt_device_open(lt_ctx *ctx, const char *spec, lt_device **out, lt_err *err);
 LT_API bool lt_device_probe(lt_ctx *ctx, const char *kind, char *out, size_t bytes);
 LT_API void lt_device_close(lt_device *dev); /* NULL is fine */
 LT_API void lt_device_get_info(const lt_device *dev, lt_device_info *out);
+/* free_bytes of the info alone, cheap enough to be asked every few milliseconds while work runs: what
+ * other processes take and give back shows here. */
+LT_API uint64_t lt_device_free_bytes(const lt_device *dev);
 
 /* Address space without memory; commit puts memory behind a part of it. base and
  * bytes of commit and decommit are multiples of commit_bytes. Committed memory has

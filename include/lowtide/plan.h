@@ -46,7 +46,7 @@ lt_profile_get(lt_ctx *ctx, lt_device *dev, const char *path, lt_profile *out, l
 typedef struct lt_plan_desc {
     uint32_t struct_bytes;
     uint64_t budget_bytes;  /* of the device, fixed costs included; 0: what is free less reserve */
-    uint64_t reserve_bytes; /* left free for others when budget_bytes is 0 */
+    uint64_t reserve_bytes; /* left free for others: lowers the budget where less than both is free now */
     uint64_t ram_bytes;     /* host memory the process may use; 0: 3/4 of what is available */
     uint32_t ctx;           /* positions of KV; 0: the model's context or what fits, at most 8192 */
     uint32_t ctx_least, ctx_most; /* with ctx 0: positions that will be needed and used; 0: unknown */

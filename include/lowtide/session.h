@@ -38,6 +38,9 @@ typedef struct lt_session_desc {
     void           *progress_user;
     lt_trace       *trace;
     bool            check_finite; /* after every op; names the layer whose output is not finite */
+    bool            give_way;     /* re-plan between passes so that reserve_bytes of the device stay free for others */
+    uint64_t        reserve_bytes;
+    uint64_t        want_bytes;   /* grow to this when others leave; 0: the budget the plan was asked for */
 } lt_session_desc;
 
 LT_API lt_session_desc lt_session_desc_default(void);
@@ -53,6 +56,26 @@ lt_session_eval(lt_session *s, const int32_t *ids, size_t n, const float **logit
 typedef lt_status lt_logits_fn(void *user, size_t index, const float *logits, lt_err *err);
 LT_API LT_NODISCARD lt_status
 lt_session_score(lt_session *s, const int32_t *ids, size_t n, lt_logits_fn *fn, void *user, lt_err *err);
+
+/* The budget for the coming passes, with a plan of its own that keeps the context; the sequence goes on and
+ * its bits are the same. KV waits in host memory while the arena is made anew; weights are read again.
+ * With give_way it is also the most to grow back to. 0: the budget of the plan given at create.
+ *   Order    between calls; logits given before are gone.
+ *   Threads  as for eval.
+ *   Errors   E_NO_FIT names the bytes that are missing, nothing changed; E_DEVICE_OOM: the device did not
+ *            give them, the plan before is at work again, or the smallest one, or (the text says so) none:
+ *            then the next call of eval or score tries again and nothing of the sequence is lost. */
+LT_API LT_NODISCARD lt_status lt_session_rebudget(lt_session *s, uint64_t bytes, lt_err *err);
+typedef struct lt_budget_change {
+    uint32_t    at_token;     /* length of the sequence */
+    uint64_t    from, to, missed_bytes; /* missed: of the reserve */
+    uint64_t    free_bytes;   /* of the device, seen before */
+    const char *why;          /* "pressure", "relief", "asked", "refused" */
+    double      seconds;      /* what the change took */
+    double      decode_tps;   /* of passes since the change before, 0: none */
+} lt_budget_change;
+LT_API size_t lt_session_budget_change_count(const lt_session *s);
+LT_API lt_budget_change lt_session_budget_change_at(const lt_session *s, size_t i);
 LT_API uint32_t lt_session_length(const lt_session *s);
 LT_API LT_NODISCARD lt_status lt_session_truncate(lt_session *s, uint32_t length, lt_err *err);
 LT_API void lt_session_cancel(lt_session *s);
@@ -61,12 +84,13 @@ LT_API LT_NODISCARD lt_status lt_session_check(lt_session *s, lt_err *err);
 
 typedef struct lt_phase { uint64_t tokens; double seconds, tps, floor_tps; } lt_phase;
 typedef struct lt_report {
-    uint64_t budget_bytes, fixed_bytes, peak_bytes, host_peak_bytes;
+    uint64_t budget_bytes, fixed_bytes, peak_bytes, host_peak_bytes; /* budget: the largest so far */
+    uint64_t budget_now_bytes, reserve_missed_bytes; /* missed: the smallest plan still leaves less than the reserve */
     uint64_t host_swapped_bytes; /* of this process, on swap now: decode waits for it */
     uint64_t h2d_bytes, d2h_bytes, disk_bytes, resident_bytes, streamed_loads;
     uint64_t h2d_after_first; /* bytes copied in after the first pass, activations and inputs not counted */
-    double   stall_seconds, load_seconds;
-    lt_phase prefill, decode;
+    double   stall_seconds, load_seconds, budget_seconds; /* budget: spent on changes of it, in no phase */
+    lt_phase prefill, decode, since_change; /* since_change: decode after the last change of budget */
     lt_pool_stats pool;
     lt_residency_stats residency;
     lt_device_stats device;

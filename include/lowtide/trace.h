@@ -13,7 +13,7 @@
  *
  * The file is CSV: a header line `lowtide-trace 1`, a line of column names, then
  * time_ns,thread,queue,action,object,bytes,aux  with action one of alloc free commit
- * decommit add remove lease release load evict stream prefetch stall step plan.
+ * decommit add remove lease release load evict stream prefetch stall step plan budget.
  */
 #ifndef LT_TRACE_H
 #define LT_TRACE_H

@@ -25,6 +25,7 @@ typedef struct lt_device_vt {
     void (*close)(lt_device *dev);
     void (*get_info)(const lt_device *dev, lt_device_info *out);
     void (*get_stats)(const lt_device *dev, lt_device_stats *out);
+    uint64_t (*free_bytes)(const lt_device *dev);
     lt_status (*reserve)(lt_device *dev, uint64_t bytes, lt_addr *out, lt_err *err);
     void (*unreserve)(lt_device *dev, lt_addr base, uint64_t bytes);
     lt_status (*commit)(lt_device *dev, lt_addr base, uint64_t bytes, lt_err *err);

@@ -21,6 +21,11 @@ void lt_device_get_stats(const lt_device *dev, lt_device_stats *out)
     dev->vt->get_stats(dev, out);
 }
 
+uint64_t lt_device_free_bytes(const lt_device *dev)
+{
+    return dev->vt->free_bytes(dev);
+}
+
 static lt_status null_argument(lt_err *err, const char *call)
 {
     return lt__fail(err, LT_E_INVALID, "%s: an argument that must not be NULL is", call);

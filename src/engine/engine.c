@@ -378,8 +378,11 @@ lt_status lt__engine_create(lt_ctx *ctx, const lt__engine_desc *desc, lt__engine
     rd.ring_bytes = p->info.ring_bytes;
     rd.pin_bytes = p->direct ? 0 : UINT64_MAX; /* mapped files: as much as the host allows */
     rd.trace = desc->trace;
-    if ((s = lt_residency_create(e->pool, &rd, &e->residency, err)) != LT_OK || (s = add_items(e, err)) != LT_OK ||
-        (s = build_order(e, err)) != LT_OK || (s = load_resident(e, err)) != LT_OK ||
+    if ((s = lt_residency_create(e->pool, &rd, &e->residency, err)) != LT_OK)
+        goto fail;
+    if (desc->pins && rd.pin_bytes)
+        lt__residency_lend_pins(e->residency, desc->pins);
+    if ((s = add_items(e, err)) != LT_OK || (s = build_order(e, err)) != LT_OK || (s = load_resident(e, err)) != LT_OK ||
         (s = prepare_decode(e, err)) != LT_OK || (s = lt__engine_expect(e, LT__PART_ALL, err)) != LT_OK)
         goto fail;
     *out = e;
@@ -436,6 +439,16 @@ lt_status lt__engine_write(lt__engine *e, lt_tid t, const void *data, uint64_t b
 lt_status lt__engine_read(lt__engine *e, lt_tid t, void *data, uint64_t bytes, lt_err *err)
 {
     return lt_queue_copy_out(e->queue, data, tensor_addr(e, t), bytes, err);
+}
+
+lt_status lt__engine_save(lt__engine *e, lt_tid t, uint64_t offset, void *data, uint64_t bytes, lt_err *err)
+{
+    return lt_queue_copy_out(e->queue, data, tensor_addr(e, t) + offset, bytes, err);
+}
+
+lt_status lt__engine_restore(lt__engine *e, lt_tid t, uint64_t offset, const void *data, uint64_t bytes, lt_err *err)
+{
+    return lt_queue_copy_in(e->queue, tensor_addr(e, t) + offset, data, bytes, err);
 }
 
 lt_status lt__engine_sync(lt__engine *e, lt_err *err) { return lt_queue_sync(e->queue, err); }

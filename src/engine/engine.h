@@ -10,6 +10,7 @@
 
 #include "graph/graph.h"
 #include "lowtide/residency.h"
+#include "memory/pins.h"
 #include "plan/plan_internal.h"
 
 typedef struct lt__engine lt__engine;
@@ -20,6 +21,7 @@ typedef struct lt__engine_desc {
     const lt_source *sources;  /* of whole weights, by weight index; a slice adds its offset */
     const atomic_bool *cancel; /* looked at before each launch; may be NULL */
     lt_trace        *trace;
+    lt__pins        *pins;     /* of the files' mappings, outlive the engine; NULL: its own */
     void           (*progress)(void *user, const char *what, uint64_t done, uint64_t total);
     void            *progress_user;
 } lt__engine_desc;
@@ -33,6 +35,11 @@ lt_tid lt__engine_find(const lt__engine *e, lt_role role, uint32_t group);
 /* Enqueues a copy; `data` must live until the next sync. */
 LT_NODISCARD lt_status lt__engine_write(lt__engine *e, lt_tid t, const void *data, uint64_t bytes, lt_err *err);
 LT_NODISCARD lt_status lt__engine_read(lt__engine *e, lt_tid t, void *data, uint64_t bytes, lt_err *err);
+/* Of a tensor of state (LT_ROLE_KV), from `offset` on. */
+LT_NODISCARD lt_status
+lt__engine_save(lt__engine *e, lt_tid t, uint64_t offset, void *data, uint64_t bytes, lt_err *err);
+LT_NODISCARD lt_status
+lt__engine_restore(lt__engine *e, lt_tid t, uint64_t offset, const void *data, uint64_t bytes, lt_err *err);
 LT_NODISCARD lt_status lt__engine_sync(lt__engine *e, lt_err *err);
 
 typedef enum lt__part { LT__PART_BODY = 1, LT__PART_HEAD = 2, LT__PART_ALL = 3 } lt__part;

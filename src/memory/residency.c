@@ -22,9 +22,7 @@ static void free_all(lt_residency *r)
     if (r->in) lt_queue_destroy(r->in);
     if (r->out) lt_queue_destroy(r->out);
     if (r->staging_made) lt__staging_deinit(&r->staging);
-    for (size_t i = 0; i < r->pins_len; i++)
-        if (r->pins[i].ptr) lt_device_unpin(r->dev, r->pins[i].ptr, r->pins[i].bytes);
-    lt__free(r->ctx, r->pins, r->pins_cap * sizeof *r->pins);
+    lt__pins_deinit(&r->own_pins);
     lt_pool_free(r->pool, r->ring_block, NULL);
     for (size_t i = 0; i < r->carry_len; i++) lt_event_destroy(r->carry[i]);
     lt__free(r->ctx, r->carry, r->carry_cap * sizeof *r->carry);
@@ -69,6 +67,8 @@ lt_status lt_residency_create(lt_pool *pool, const lt_residency_desc *desc, lt_r
     r->scope = lt__trace_scope(d.trace);
     r->items_free = r->leases_free = LT__NO_ITEM;
     r->pin_left = lt__pin_budget(r->dev, d.pin_bytes ? d.pin_bytes : d.staging_bytes ? d.staging_bytes : 8u << 20);
+    lt__pins_init(&r->own_pins, r->ctx, dev, 0);
+    r->pins = &r->own_pins;
     lt_device_info info;
     lt_device_get_info(dev, &info);
     r->host_visible = info.host_visible;
@@ -144,6 +144,8 @@ void lt_residency_destroy(lt_residency *r)
             (void)lt__res_evict(r, c); /* logs what it could not save */
         }
     }
+    for (uint32_t i = 0; i < r->items_len; i++) /* the next manager of this trace counts from 0 again */
+        if (r->items[i].live) res_trace(r, LT__TRACE_REMOVE, i, r->items[i].bytes, 0);
     r->stop = true;
     pthread_cond_broadcast(&r->work);
     res_unlock(r);

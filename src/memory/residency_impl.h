@@ -11,6 +11,7 @@
 #include "backend/backend.h"
 #include "lowtide/residency.h"
 #include "memory/hosttier.h"
+#include "memory/pins.h"
 #include "memory/ring.h"
 #include "memory/store_window.h"
 #include "memory/trace.h"
@@ -86,12 +87,6 @@ typedef struct res_plan {
 } res_plan;
 
 typedef struct res_window { lt_store *store; lt__window *w; } res_window;
-typedef struct res_pin {
-    lt_store *store;
-    uint32_t file;
-    void *ptr;
-    size_t bytes;
-} res_pin; /* ptr NULL: refused */
 typedef struct res_waiter { pthread_t thread; struct res_waiter *next; } res_waiter;
 
 typedef struct res_piece {
@@ -148,8 +143,7 @@ struct lt_residency {
     lt__staging staging;
     bool       staging_made;
     uint64_t   pin_left;
-    res_pin   *pins;
-    size_t     pins_len, pins_cap;
+    lt__pins   own_pins, *pins; /* own_pins, or lent */
     res_window *windows;
     size_t     windows_len, windows_cap;
     res_piece  pieces[LT__PIECES];

@@ -112,30 +112,14 @@ static lt__window *window_of(lt_residency *r, lt_store *store, lt_err *err)
     return w;
 }
 
-/* Page-locks a file's mapping, whole or not at all, within the pin budget. Once per file. */
+/* Its own pins share one budget with the staging ring. */
 static void pin_mapping(lt_residency *r, const lt_source *s)
 {
-    if (r->desc.pin_bytes == 0) return;
-    for (size_t i = 0; i < r->pins_len; i++)
-        if (r->pins[i].store == s->store && r->pins[i].file == s->file) return;
-    if (lt__grow(r->ctx, (void **)&r->pins, &r->pins_cap, r->pins_len + 1, sizeof *r->pins, NULL) != LT_OK)
-        return;
-    res_pin *p = &r->pins[r->pins_len++];
-    *p = (res_pin){s->store, s->file, NULL, 0};
-    uint64_t bytes;
-    void *map = (void *)lt__store_map_whole(s->store, s->file, &bytes);
-    lt_err why = {0};
-    char a[32];
-    if (bytes > r->pin_left || bytes == 0) return; /* asked for less: nothing to tell */
-    if (lt_device_pin(r->dev, map, (size_t)bytes, &why) != LT_OK) {
-        lt__log(r->ctx, LT_LOG_WARN, "residency",
-                "%s: its mapping of %s stays pageable, copies are slower: %s",
-                lt_store_file_path(s->store, s->file), lt__format_bytes(bytes, a, sizeof a), why.text);
-        return;
-    }
-    r->pin_left -= bytes;
-    p->ptr = map;
-    p->bytes = (size_t)bytes;
+    bool own = r->pins == &r->own_pins;
+    if (own && r->desc.pin_bytes == 0) return;
+    if (own) r->pins->left = r->pin_left;
+    lt__pins_file(r->pins, s->store, s->file);
+    if (own) r->pin_left = r->pins->left;
 }
 
 /* Everything the queue must see before it may write to the copy's bytes. A failed use is over. */

@@ -15,6 +15,7 @@
  *   load evict stream prefetch   object: the item's index; bytes: moved; aux: free
  *   stall               object: the item waited for, bytes: 0, aux: nanoseconds the host waited
  *   step                object: step number; bytes, aux: free
+ *   budget              object: length of the sequence; bytes: the budget from here on; aux: the one before
  *   plan                object: position in the plan's order; bytes: number of entries; aux: the item's index
  */
 #ifndef LT_MEMORY_TRACE_H
@@ -27,7 +28,7 @@
     X(ALLOC, "alloc") X(FREE, "free") X(COMMIT, "commit") X(DECOMMIT, "decommit") \
     X(ADD, "add") X(REMOVE, "remove") X(LEASE, "lease") X(RELEASE, "release") X(LOAD, "load") \
     X(EVICT, "evict") X(STREAM, "stream") X(PREFETCH, "prefetch") X(STALL, "stall") \
-    X(STEP, "step") X(PLAN, "plan")
+    X(STEP, "step") X(PLAN, "plan") X(BUDGET, "budget")
 typedef enum lt__trace_action {
 #define LT_X(name, text) LT__TRACE_##name,
     LT__TRACE_LIST(LT_X)

@@ -336,11 +336,12 @@ static lt_status find_room(const lt__plan_input *in, const lt_plan_desc *d, cons
 {
     char a[24], b[24], e[24];
     *budget = d->budget_bytes;
-    if (!*budget) {
+    if (!*budget || d->reserve_bytes) {
         if (d->reserve_bytes >= dev->free_bytes)
             return lt__fail(err, LT_E_NO_FIT, "a reserve of %s leaves nothing: the device has %s free",
                             lt__format_bytes(d->reserve_bytes, a, sizeof a), lt__format_bytes(dev->free_bytes, b, sizeof b));
-        *budget = dev->fixed_bytes + dev->free_bytes - d->reserve_bytes;
+        uint64_t most = dev->fixed_bytes + dev->free_bytes - d->reserve_bytes;
+        *budget = *budget ? lt__min_u64(*budget, most) : most;
     }
     lt_status s = smallest_budget(in, d, dev, least, err);
     if (s != LT_OK)
@@ -411,9 +412,16 @@ lt_status lt__plan_make(lt__plan_input *in, const lt_device_info *dev, const lt_
     p->n_groups = in->n_groups;
     memcpy(p->groups, in->groups, sizeof p->groups);
     p->profile = *prof;
+    p->desc = *d;
     p->attend_width = in->attend_width;
     p->info = (lt_plan_info){.budget_bytes = budget, .fixed_bytes = dev->fixed_bytes, .smallest_budget_bytes = least,
                              .host_bytes = in->host_weight_bytes, .kv_dtype = d->kv_dtype};
+    if (budget < d->budget_bytes) {
+        char a[24], b[24], e[24];
+        lt__plan_reason(p, "the budget of %s shrinks to %s: %s are free, of which the reserve stays so",
+                        lt__format_bytes(d->budget_bytes, a, sizeof a), lt__format_bytes(budget, b, sizeof b),
+                        lt__format_bytes(dev->free_bytes, e, sizeof e));
+    }
     if ((s = place_weights(p, in, &c, room, err)) != LT_OK) {
         lt__free(p->ctx, p->slices, p->cap_slices * sizeof *p->slices);
         lt__free(p->ctx, p->reasons, p->cap_reasons * sizeof *p->reasons);

@@ -43,6 +43,7 @@ typedef struct lt__plan_slice {
 struct lt_plan {
     lt_ctx          *ctx;
     const void      *model;     /* the model it was made for; a session checks it */
+    lt_plan_desc     desc;      /* as asked for */
     lt_plan_info     info;
     lt_graph         graph;     /* owned */
     lt__plan_weight *weights;   size_t n_weights;
@@ -65,6 +66,9 @@ lt__plan_make(lt__plan_input *in, const lt_device_info *dev, const lt_profile *p
 void lt__plan_predict(lt_plan *p, const lt_device_info *dev, uint32_t expect_prompt);
 /* Seconds below which a pass of `tokens` tokens at KV depth `depth` cannot get, from bytes and rates alone. */
 double lt__plan_floor_seconds(const lt_plan *p, uint32_t tokens, uint32_t depth);
+/* The plan for another budget, everything else kept: the same positions of KV, passes as large or smaller,
+ * the same bits. src/run/plan_model.c. */
+LT_NODISCARD lt_status lt__plan_again(const lt_plan *p, lt_device *dev, uint64_t budget_bytes, lt_plan **out, lt_err *err);
 void lt__plan_reason(lt_plan *p, const char *fmt, ...) LT_PRINTF(2, 3);
 
 #endif

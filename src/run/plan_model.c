@@ -46,16 +46,17 @@ static void keep_angles(const lt_model *m, lt_plan_desc *d)
     }
 }
 
-lt_status lt_plan_create(const lt_model *m, lt_device *dev, const lt_profile *prof, const lt_plan_desc *desc,
-                         lt_plan **out, lt_err *err)
+/* host_fixed: what counts as fixed where the device's memory is the host's; 0: what the process holds now. */
+static lt_status make_plan(const lt_model *m, lt_device *dev, const lt_profile *prof, const lt_plan_desc *desc,
+                           uint64_t host_fixed, lt_plan **out, lt_err *err)
 {
     *out = NULL;
-    lt_plan_desc d = desc ? *desc : lt_plan_desc_default();
+    lt_plan_desc d = *desc;
     keep_angles(m, &d);
     lt_device_info info;
     lt_device_get_info(dev, &info);
     if (info.host_visible)
-        info.fixed_bytes += lt__host_anon() + HOST_EXTRA;
+        info.fixed_bytes = host_fixed ? host_fixed : info.fixed_bytes + lt__host_anon() + HOST_EXTRA;
 
     lt_graph g;
     lt_kv_group groups[2] = {{0}};
@@ -79,5 +80,28 @@ lt_status lt_plan_create(const lt_model *m, lt_device *dev, const lt_profile *pr
         return s;
     }
     (*out)->model = m;
+    (*out)->desc = *desc;
     return LT_OK;
+}
+
+lt_status lt_plan_create(const lt_model *m, lt_device *dev, const lt_profile *prof, const lt_plan_desc *desc,
+                         lt_plan **out, lt_err *err)
+{
+    lt_plan_desc d = desc ? *desc : lt_plan_desc_default();
+    return make_plan(m, dev, prof, &d, 0, out, err);
+}
+
+lt_status lt__plan_again(const lt_plan *p, lt_device *dev, uint64_t budget_bytes, lt_plan **out, lt_err *err)
+{
+    lt_plan_desc d = p->desc;
+    d.budget_bytes = budget_bytes;
+    d.reserve_bytes = 0; /* the caller has seen what is free, some of it in the arena of p */
+    d.ctx = p->info.ctx;
+    if (d.batch) { /* passes may become smaller: no bit depends on it */
+        d.expect_prompt = d.batch;
+        d.batch = 0;
+    }
+    lt_device_info info;
+    lt_device_get_info(dev, &info);
+    return make_plan(p->model, dev, &p->profile, &d, info.host_visible ? p->info.fixed_bytes : 0, out, err);
 }

@@ -55,19 +55,25 @@ static uint64_t limit_bytes(const cpu_device *c, uint64_t *available)
     return lt__min_u64(c->mem_bytes, l.ram_bytes);
 }
 
+static uint64_t cpu_free_bytes(const lt_device *dev)
+{
+    const cpu_device *c = cpu_of(dev);
+    uint64_t available, committed, peak, total = limit_bytes(c, &available);
+    lt__hostmem_usage((lt_hostmem *)&c->host.mem, &committed, &peak);
+    return total > committed ? lt__min_u64(total - committed, available) : 0;
+}
+
 static void cpu_get_info(const lt_device *dev, lt_device_info *out)
 {
     const cpu_device *c = cpu_of(dev);
-    uint64_t available, committed, peak;
     char model[48];
     memset(out, 0, sizeof *out);
     lt__cpu_model(model, sizeof model);
     snprintf(out->name, sizeof out->name, "cpu: %s, %u threads, %s", model, c->host.threads,
              lt__cpu_isa_name(c->host.isa));
     snprintf(out->kind, sizeof out->kind, "cpu");
-    out->total_bytes = limit_bytes(c, &available);
-    lt__hostmem_usage((lt_hostmem *)&c->host.mem, &committed, &peak);
-    out->free_bytes = out->total_bytes > committed ? lt__min_u64(out->total_bytes - committed, available) : 0;
+    out->total_bytes = limit_bytes(c, NULL);
+    out->free_bytes = cpu_free_bytes(dev);
     out->commit_bytes = LT_HOSTMEM_GRANULE;
     out->align_bytes = 64;
     out->host_visible = true;
@@ -129,6 +135,7 @@ static const lt_device_vt cpu_vt = {
     .close = cpu_close,
     .get_info = cpu_get_info,
     .get_stats = cpu_get_stats,
+    .free_bytes = cpu_free_bytes,
     .reserve = cpu_reserve,
     .unreserve = cpu_unreserve,
     .commit = cpu_commit,

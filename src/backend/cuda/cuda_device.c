@@ -371,20 +371,26 @@ static lt_status cuda_open(lt_ctx *ctx, const char *opts, lt_device **out, lt_er
 
 /* --- what it is ------------------------------------------------------------------------ */
 
-static void cuda_get_info(const lt_device *dev, lt_device_info *out)
+static uint64_t cuda_free_bytes(const lt_device *dev)
 {
     lt_cuda_device *d = lt__cuda_of(dev);
     size_t free = 0, total = 0;
-    memset(out, 0, sizeof *out);
-    snprintf(out->name, sizeof out->name, "cuda: %.40s, sm_%d%d, CUDA %d.%d%s", d->name, d->props.major, d->props.minor,
-             d->cu.version / 1000, d->cu.version % 1000 / 10, d->vmm ? "" : ", plain memory");
-    snprintf(out->kind, sizeof out->kind, "cuda");
     if (!atomic_load_explicit(&d->lost, memory_order_acquire) && lt__cuda_enter(d, NULL) == LT_OK) {
         (void)d->cu.memory_info(&free, &total);
         lt__cuda_leave(d);
     }
+    return lt__round_down(free, LT_CUDA_GRANULE);
+}
+
+static void cuda_get_info(const lt_device *dev, lt_device_info *out)
+{
+    lt_cuda_device *d = lt__cuda_of(dev);
+    memset(out, 0, sizeof *out);
+    snprintf(out->name, sizeof out->name, "cuda: %.40s, sm_%d%d, CUDA %d.%d%s", d->name, d->props.major, d->props.minor,
+             d->cu.version / 1000, d->cu.version % 1000 / 10, d->vmm ? "" : ", plain memory");
+    snprintf(out->kind, sizeof out->kind, "cuda");
     out->total_bytes = d->total_bytes;
-    out->free_bytes = lt__round_down(free, LT_CUDA_GRANULE);
+    out->free_bytes = cuda_free_bytes(dev);
     out->fixed_bytes = atomic_load_explicit(&d->fixed_bytes, memory_order_relaxed);
     out->commit_bytes = LT_CUDA_GRANULE;
     out->align_bytes = 256;
@@ -431,6 +437,7 @@ static const lt_device_vt cuda_vt = {
     .close = cuda_close,
     .get_info = cuda_get_info,
     .get_stats = cuda_get_stats,
+    .free_bytes = cuda_free_bytes,
     .reserve = lt__cuda_reserve,
     .unreserve = lt__cuda_unreserve,
     .commit = lt__cuda_commit,

@@ -4,6 +4,7 @@
  * crashes at the spot; ranges are checked at each copy and launch; what is committed is filled
  * with 0xFF, NaN as f32 and f16, so that reading what nobody wrote shows. */
 #include "backend/cpu/hostdev.h"
+#include "backend/sim/card.h"
 #include "base/host.h"
 
 #include <errno.h>
@@ -21,6 +22,8 @@
 typedef struct sim_device {
     lt_hostdev host; /* first */
     uint64_t   vram_bytes, fixed_bytes;
+    lt_simcard *card; /* NULL: a card of its own */
+    pthread_mutex_t card_lock; /* commit and give-back of a shared card */
     bool       armed[LT_FAULT_COUNT]; /* faults of the context that this device set */
 } sim_device;
 
@@ -42,22 +45,33 @@ static void sim_close(lt_device *dev)
         if (m->armed[i])
             lt__fault_at(ctx, (lt_fault_point)i, 0);
     lt__hostdev_deinit(&m->host);
+    lt__simcard_close(m->card);
+    pthread_mutex_destroy(&m->card_lock);
     lt__free(ctx, m, sizeof *m);
+}
+
+/* What others took of a shared card counts; what is ours is on record there too. */
+static uint64_t sim_free_bytes(const lt_device *dev)
+{
+    const sim_device *m = sim_of(dev);
+    uint64_t committed, peak;
+    if (m->card)
+        return lt__round_down(lt__simcard_free(m->card), LT_HOSTMEM_GRANULE);
+    lt__hostmem_usage((lt_hostmem *)&m->host.mem, &committed, &peak);
+    return m->vram_bytes - m->fixed_bytes - committed;
 }
 
 static void sim_get_info(const lt_device *dev, lt_device_info *out)
 {
     const sim_device *m = sim_of(dev);
-    uint64_t committed, peak;
     char size[24];
     memset(out, 0, sizeof *out);
-    lt__hostmem_usage((lt_hostmem *)&m->host.mem, &committed, &peak);
     snprintf(out->name, sizeof out->name, "sim: %s, %u threads, %s%s", lt__format_bytes(m->vram_bytes, size, sizeof size),
              m->host.threads, lt__cpu_isa_name(m->host.isa), m->host.clock.virt ? ", virtual clock" : "");
     snprintf(out->kind, sizeof out->kind, "sim");
     out->total_bytes = m->vram_bytes;
     out->fixed_bytes = m->fixed_bytes;
-    out->free_bytes = m->vram_bytes - m->fixed_bytes - committed;
+    out->free_bytes = sim_free_bytes(dev);
     out->commit_bytes = LT_HOSTMEM_GRANULE;
     out->align_bytes = 256; /* as cards have it */
     out->memlock = true;
@@ -82,10 +96,6 @@ static lt_status sim_reserve(lt_device *dev, uint64_t bytes, lt_addr *out, lt_er
     return s;
 }
 
-static void sim_unreserve(lt_device *dev, lt_addr base, uint64_t bytes)
-{
-    lt__hostmem_unreserve(&sim_of(dev)->host.mem, pointer_of(base), bytes);
-}
 
 static lt_status sim_commit(lt_device *dev, lt_addr base, uint64_t bytes, lt_err *err)
 {
@@ -100,12 +110,44 @@ static lt_status sim_commit(lt_device *dev, lt_addr base, uint64_t bytes, lt_err
         return lt__fail(err, LT_E_HOST_OOM,
                         "sim: commit of %" PRIu64 " bytes of simulated memory, but the host has only %" PRIu64 " available",
                         bytes, l.available_bytes);
-    return lt__hostmem_commit(&m->host.mem, pointer_of(base), bytes, limit, err);
+    uint64_t free_bytes = 0;
+    if (m->card && bytes <= limit && !lt__simcard_take(m->card, bytes, &free_bytes))
+        return lt__fail(err, LT_E_DEVICE_OOM, "sim: out of memory: %" PRIu64 " bytes wanted, %" PRIu64 " free of a shared card",
+                        bytes, free_bytes);
+    pthread_mutex_lock(&m->card_lock);
+    lt_status s = lt__hostmem_commit(&m->host.mem, pointer_of(base), bytes, limit, err);
+    pthread_mutex_unlock(&m->card_lock);
+    if (s != LT_OK && m->card && bytes <= limit)
+        lt__simcard_give(m->card, bytes);
+    return s;
+}
+
+/* Whatever the call gave back, by what is committed before and after it. */
+static uint64_t committed_now(sim_device *m)
+{
+    uint64_t committed, peak;
+    lt__hostmem_usage(&m->host.mem, &committed, &peak);
+    return committed;
+}
+
+static void give_back(sim_device *m, lt_addr base, uint64_t bytes, void (*call)(lt_hostmem *, uint8_t *, uint64_t))
+{
+    pthread_mutex_lock(&m->card_lock);
+    uint64_t before = committed_now(m);
+    call(&m->host.mem, pointer_of(base), bytes);
+    if (m->card)
+        lt__simcard_give(m->card, before - committed_now(m));
+    pthread_mutex_unlock(&m->card_lock);
+}
+
+static void sim_unreserve(lt_device *dev, lt_addr base, uint64_t bytes)
+{
+    give_back(sim_of(dev), base, bytes, lt__hostmem_unreserve);
 }
 
 static void sim_decommit(lt_device *dev, lt_addr base, uint64_t bytes)
 {
-    lt__hostmem_decommit(&sim_of(dev)->host.mem, pointer_of(base), bytes);
+    give_back(sim_of(dev), base, bytes, lt__hostmem_decommit);
 }
 
 /* Really locked, so that RLIMIT_MEMLOCK refuses here as it does with a card. */
@@ -135,6 +177,7 @@ static const lt_device_vt sim_vt = {
     .close = sim_close,
     .get_info = sim_get_info,
     .get_stats = sim_get_stats,
+    .free_bytes = sim_free_bytes,
     .reserve = sim_reserve,
     .unreserve = sim_unreserve,
     .commit = sim_commit,
@@ -150,6 +193,7 @@ typedef struct sim_options {
     uint64_t   vram, fixed, h2d, d2h, compute, latency_ns;
     uint64_t   fail[LT_FAULT_COUNT];
     bool       virt, poison;
+    char       card[256];
 } sim_options;
 
 static bool parse_time(const char *s, uint64_t *ns)
@@ -240,11 +284,17 @@ static lt_status sim_option(void *user, const char *key, const char *value, lt_e
             return lt__fail(err, LT_E_INVALID, "poison=%s: expected on or off", value);
         return LT_OK;
     }
+    if (!strcmp(key, "card")) {
+        if (!*value || strlen(value) >= sizeof o->card)
+            return lt__fail(err, LT_E_INVALID, "card=%s: expected the path of a file, below %zu characters", value, sizeof o->card);
+        memcpy(o->card, value, strlen(value) + 1);
+        return LT_OK;
+    }
     if (!strcmp(key, "fail"))
         return parse_fail(value, o->fail, err);
     return lt__fail(err, LT_E_INVALID,
                     "sim has no option '%s'; it has vram, fixed, h2d, d2h, latency, clock, compute, threads, isa, "
-                    "poison, fail",
+                    "poison, card, fail",
                     key);
 }
 
@@ -289,6 +339,16 @@ static lt_status sim_open(lt_ctx *ctx, const char *opts, lt_device **out, lt_err
     arm_faults(m, o.fail);
     m->vram_bytes = o.vram;
     m->fixed_bytes = o.fixed;
+    pthread_mutex_init(&m->card_lock, NULL);
+    uint64_t free_bytes = 0;
+    if (*o.card)
+        s = lt__simcard_open(ctx, o.card, o.vram, &m->card, err);
+    if (s == LT_OK && m->card && o.fixed && !lt__simcard_take(m->card, o.fixed, &free_bytes))
+        s = lt__fail(err, LT_E_DEVICE_OOM, "sim: fixed=%" PRIu64 ", but only %" PRIu64 " are free of card=%s", o.fixed, free_bytes, o.card);
+    if (s != LT_OK) {
+        sim_close(&m->host.base);
+        return s;
+    }
     *out = &m->host.base;
     return LT_OK;
 }

@@ -1,0 +1,88 @@
+/* session_impl.h - the inside of a session, shared by session.c and rebudget.c. */
+#ifndef LT_RUN_SESSION_IMPL_H
+#define LT_RUN_SESSION_IMPL_H
+
+#include <stdatomic.h>
+
+#include "engine/engine.h"
+#include "lowtide/session.h"
+#include "lowtide/store.h"
+#include "models/arch.h"
+#include "run/giving.h"
+
+/* Reads a weight that is kept as f32 whatever the file holds. */
+typedef struct lt__converted { struct lt_session *s; const lt_weight *w; } lt__converted;
+
+/* Host side of inputs and outputs, for a plan's batch and rows. */
+typedef struct lt__host_io {
+    float   *embd, *rope[2], *logits;
+    int32_t *pos, *table[2], *rows;
+    size_t   embd_bytes, rope_bytes[2], logits_bytes, pos_bytes, table_bytes[2], rows_bytes;
+} lt__host_io;
+
+/* KV pages of each group, on the host while there is no arena to hold them. */
+typedef struct lt__saved_kv {
+    void    *block; /* as allocated; NULL: nothing is saved */
+    uint8_t *at;    /* group 0's pages, then group 1's */
+    size_t   block_bytes, bytes;
+    bool     pinned;
+    uint32_t first[2], n[2]; /* pages counted from position 0 */
+} lt__saved_kv;
+
+struct lt_session {
+    lt_ctx          *ctx;
+    const lt_model  *model;
+    const lt_plan   *first;  /* the caller's */
+    lt_plan         *own;    /* made for another budget; NULL: none */
+    const lt_plan   *plan;   /* at work: one of these */
+    lt_device       *dev;
+    lt_session_desc  desc;
+    lt_store        *store;
+    bool             store_direct;
+    uint32_t        *files; uint32_t n_files; /* store's index of each part of the model */
+    lt_source       *sources;
+    lt__converted   *converted;
+    lt__pins         pins;
+    lt__engine      *engine; /* NULL only after a change of budget failed; the next pass tries again */
+    atomic_bool      cancel;
+    uint32_t         length;  /* positions whose KV is right */
+    uint32_t         deepest; /* positions ever written: what windowed groups have overwritten */
+    uint32_t         oldest[2]; /* first page of a windowed group that a change of budget kept */
+
+    lt__host_io      io;
+    uint8_t         *row_buf; size_t row_bytes;
+    lt_tid           t_embd, t_pos, t_table[2], t_rope[2], t_rows, t_logits, t_kv[2];
+
+    lt_phase prefill, decode;
+    double   prefill_floor, decode_floor, load_seconds;
+    uint64_t in_after_load, in_first_pass;
+    bool     first_done;
+
+    /* Budget: what was changed, and when to change it. */
+    bool             watching, virtual_clock;
+    lt__giving       giving;
+    uint64_t         next_look_ns, missed, budget_most;
+    lt__saved_kv     saved;
+    lt_residency_stats past; /* of engines that are gone */
+    lt_pool_stats    last_pool;
+    uint64_t         store_past_bytes;
+    lt_budget_change *changes; size_t n_changes, cap_changes;
+    lt_phase         since; /* decode since the last change */
+    double           change_seconds;
+};
+
+/* session.c */
+LT_NODISCARD lt_status lt__session_open_store(lt_session *s, bool direct, lt_err *err); /* replaces the one before */
+LT_NODISCARD lt_status lt__session_alloc_io(lt_session *s, const lt_plan *p, lt__host_io *io, lt_err *err);
+void lt__session_free_io(lt_session *s, lt__host_io *io);
+LT_NODISCARD lt_status lt__session_find_tensors(lt_session *s, lt_err *err);
+LT_NODISCARD lt_status lt__session_make_engine(lt_session *s, const lt_plan *p, bool quiet, lt_err *err);
+void lt__session_residency_stats(const lt_session *s, lt_residency_stats *out); /* of all engines so far */
+
+/* rebudget.c */
+void lt__session_watch(lt_session *s); /* at create: whether and for what */
+/* Before each pass: an engine is there, and the reserve is held as far as it can be. */
+LT_NODISCARD lt_status lt__session_before_pass(lt_session *s, lt_err *err);
+void lt__session_drop_saved(lt_session *s);
+
+#endif

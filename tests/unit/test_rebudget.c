@@ -1,0 +1,275 @@
+/* Another budget in the middle of a sequence: the same bits, nothing lost, whatever fails on the way. */
+#include <stdatomic.h>
+
+#include "base/mem.h"
+#include "run/session_impl.h"
+#include "session_common.h"
+
+static char llama[64], gemma[64];
+static lt_ctx *ctx;
+static _Atomic int fault_left;
+static _Atomic bool fault_hit;
+static lt_fault_point fault_point = LT_FAULT_COUNT;
+
+static bool inject(void *user, lt_fault_point point)
+{
+    (void)user;
+    if (point != fault_point || atomic_load(&fault_left) <= 0 || atomic_fetch_sub(&fault_left, 1) != 1)
+        return false;
+    atomic_store(&fault_hit, true);
+    return true;
+}
+
+static int setup(void **state)
+{
+    (void)state;
+    make_model(llama, TINY_LLAMA);
+    make_model(gemma, TINY_GEMMA);
+    lt_ctx_desc d = lt_ctx_desc_default();
+    d.fault = inject;
+    return lt_ctx_create(&d, &ctx, NULL) != LT_OK;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    unlink(llama);
+    unlink(gemma);
+    int left = lt_ctx_host_bytes(ctx) != 0;
+    if (left)
+        print_error("%lu bytes of the context are left\n", lt_ctx_host_bytes(ctx));
+    lt_ctx_destroy(ctx);
+    return left;
+}
+
+typedef struct rig { lt_device *dev; lt_model *m; lt_plan *p; lt_session *s; uint32_t vocab; lt_err err; uint64_t hash; int32_t next; } rig;
+
+static rig open_rig(const char *path, const char *spec, uint64_t budget, uint32_t n_ctx, uint32_t batch, const lt_session_desc *sd)
+{
+    rig r = {.hash = 1};
+    lt_profile prof = test_profile();
+    lt_plan_desc d = lt_plan_desc_default();
+    d.budget_bytes = budget;
+    d.ctx = n_ctx;
+    d.batch = batch;
+    if (lt_device_open(ctx, spec, &r.dev, &r.err) != LT_OK || lt_model_open(ctx, path, &r.m, &r.err) != LT_OK ||
+        lt_plan_create(r.m, r.dev, &prof, &d, &r.p, &r.err) != LT_OK ||
+        lt_session_create(r.m, r.dev, r.p, sd, &r.s, &r.err) != LT_OK)
+        fail_msg("%s", r.err.text);
+    r.vocab = lt_model_get_info(r.m)->vocab;
+    return r;
+}
+
+static void close_rig(rig *r)
+{
+    lt_session_destroy(r->s);
+    lt_plan_destroy(r->p);
+    lt_model_close(r->m);
+    lt_device_close(r->dev);
+}
+
+static lt_status feed(rig *r, const int32_t *ids, size_t n)
+{
+    const float *l;
+    lt_status st = lt_session_eval(r->s, ids, n, &l, &r->err);
+    if (st != LT_OK)
+        return st;
+    r->hash = hash_bytes(r->hash, l, r->vocab * sizeof *l);
+    r->next = 0;
+    for (uint32_t i = 1; i < r->vocab; i++)
+        if (l[i] > l[r->next])
+            r->next = (int32_t)i;
+    return LT_OK;
+}
+
+static void prompt(rig *r, int n)
+{
+    int32_t ids[1024];
+    for (int i = 0; i < n; i++)
+        ids[i] = (int32_t)((uint32_t)(i * 7919 + 13) % 512);
+    if (feed(r, ids, (size_t)n) != LT_OK)
+        fail_msg("%s", r->err.text);
+}
+
+static void decode(rig *r, int n)
+{
+    while (n--) {
+        int32_t id = r->next;
+        if (feed(r, &id, 1) != LT_OK)
+            fail_msg("%s", r->err.text);
+    }
+}
+
+static uint64_t least_of(const char *path, const char *spec, uint32_t n_ctx, uint32_t batch)
+{
+    rig r = open_rig(path, spec, 0, n_ctx, batch, NULL);
+    assert_int_equal(lt_session_rebudget(r.s, r.p->info.budget_bytes, &r.err), LT_OK);
+    uint64_t least = r.s->giving.least;
+    close_rig(&r);
+    return least;
+}
+
+/* Down to the least and up again by uneven steps, at uneven places of prompt and answer. */
+static void same_bits(const char *path, const char *spec, uint32_t n_ctx, int n)
+{
+    rig a = open_rig(path, spec, 0, n_ctx, 64, NULL), b = open_rig(path, spec, 0, n_ctx, 64, NULL);
+    assert_int_equal(lt_session_rebudget(b.s, b.p->info.budget_bytes, &b.err), LT_OK);
+    uint64_t full = b.p->info.predicted_peak_bytes, least = b.s->giving.least;
+    assert_true(least < full);
+    const double share[] = {0.5, 0, 1, 0.1, 0.9, 0.02, 0, 0.7};
+    prompt(&a, n);
+    prompt(&b, n);
+    for (size_t i = 0; i < sizeof share / sizeof *share; i++) {
+        decode(&a, 3);
+        uint64_t budget = least + (uint64_t)(share[i] * (double)(full - least));
+        if (lt_session_rebudget(b.s, budget, &b.err) != LT_OK)
+            fail_msg("to %lu: %s", budget, b.err.text);
+        assert_true(b.s->plan->info.budget_bytes <= budget);
+        decode(&b, 3);
+        if (a.hash != b.hash)
+            fail_msg("change %zu of %s: other bits", i, path);
+        assert_int_equal(lt_session_check(b.s, &b.err), LT_OK);
+        prompt(&a, 9); /* a later prompt, in passes of what the plan allows */
+        prompt(&b, 9);
+        assert_true(a.hash == b.hash);
+    }
+    lt_report rep;
+    lt_session_get_report(b.s, &rep);
+    assert_int_equal(lt_session_budget_change_count(b.s), 9);
+    assert_true(rep.peak_bytes <= rep.budget_bytes);
+    assert_string_equal(lt_session_budget_change_at(b.s, 1).why, "asked");
+    assert_int_equal(lt_session_rebudget(b.s, least - 1, &b.err), LT_E_NO_FIT);
+    assert_int_equal(lt_session_budget_change_count(b.s), 9);
+    assert_int_equal(lt_session_rebudget(b.s, 0, &b.err), LT_OK);
+    assert_ptr_equal(b.s->plan, b.p);
+    decode(&a, 2);
+    decode(&b, 2);
+    assert_true(a.hash == b.hash);
+    close_rig(&a);
+    close_rig(&b);
+}
+
+static void same_bits_on_sim(void **state) { (void)state; same_bits(llama, "sim:vram=64M", 512, 70); }
+static void same_bits_on_cpu(void **state) { (void)state; same_bits(llama, "cpu:threads=2", 512, 300); }
+static void same_bits_in_a_window(void **state) { (void)state; same_bits(gemma, "sim:vram=64M", 1024, 800); }
+
+/* Windowed pages that a smaller ring of pages could not keep are not gone back to. */
+static void going_back_after_a_change(void **state)
+{
+    (void)state;
+    rig a = open_rig(gemma, "sim:vram=64M", 0, 1024, 64, NULL), b = open_rig(gemma, "sim:vram=64M", 0, 1024, 64, NULL);
+    prompt(&a, 900);
+    prompt(&b, 900);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(lt_session_rebudget(b.s, i ? 0 : least_of(gemma, "sim:vram=64M", 1024, 64), &b.err), LT_OK);
+        for (uint32_t back = 895; back > 100; back -= 97) {
+            lt_err err;
+            lt_status st = lt_session_truncate(b.s, back, &err);
+            if (st != LT_OK) {
+                assert_int_equal(st, LT_E_INVALID);
+                break;
+            }
+            assert_int_equal(lt_session_truncate(a.s, back, &err), LT_OK);
+            prompt(&a, 2);
+            prompt(&b, 2);
+            assert_true(a.hash == b.hash);
+        }
+    }
+    assert_int_equal(lt_session_truncate(b.s, 0, &b.err), LT_OK);
+    assert_int_equal(lt_session_truncate(a.s, 0, &b.err), LT_OK);
+    prompt(&a, 600);
+    prompt(&b, 600);
+    assert_true(a.hash == b.hash);
+    close_rig(&a);
+    close_rig(&b);
+}
+
+/* Every commit, copy, read and allocation of a change fails once: the change is refused or rolled back, the
+ * sequence goes on with the same bits. */
+static void faults_of_a_change(void **state)
+{
+    (void)state;
+    static const lt_fault_point points[] = {LT_FAULT_COMMIT, LT_FAULT_HOST_ALLOC, LT_FAULT_READ, LT_FAULT_PIN, LT_FAULT_COPY};
+    uint64_t least = least_of(llama, "sim:vram=64M", 512, 64);
+    rig right = open_rig(llama, "sim:vram=64M", 0, 512, 64, NULL);
+    prompt(&right, 40);
+    decode(&right, 4);
+    for (size_t k = 0; k < sizeof points / sizeof *points; k++) {
+        int n = 0, failed = 0;
+        for (bool more = true; more;) {
+            rig r = open_rig(llama, "sim:vram=64M", 0, 512, 64, NULL);
+            prompt(&r, 40);
+            decode(&r, 2);
+            fault_point = points[k];
+            atomic_store(&fault_hit, false);
+            atomic_store(&fault_left, ++n);
+            lt_status st = lt_session_rebudget(r.s, n % 2 ? least + (128 << 10) : least * 2, &r.err);
+            atomic_store(&fault_left, 0);
+            fault_point = LT_FAULT_COUNT;
+            more = atomic_load(&fault_hit);
+            failed += st != LT_OK;
+            if (!more && st != LT_OK)
+                fail_msg("point %d.%d: failed without a fault: %s", points[k], n, r.err.text);
+            if (points[k] == LT_FAULT_COPY && st != LT_OK && r.s->engine) {
+                close_rig(&r); /* a queue that failed stays so: the device's contract */
+                continue;
+            }
+            decode(&r, 2);
+            if (r.hash != right.hash)
+                fail_msg("point %d.%d: other bits", points[k], n);
+            assert_int_equal(lt_session_check(r.s, &r.err), LT_OK);
+            close_rig(&r);
+            assert_true(n < 3000);
+        }
+        print_message("point %d: %d faults, %d of them refused the change\n", points[k], n - 1, failed);
+        assert_true(n > 1 || points[k] == LT_FAULT_PIN || points[k] == LT_FAULT_READ);
+    }
+    close_rig(&right);
+}
+
+/* The device refuses what a larger budget needs: the plan before is at work again. */
+static void a_refused_growth_rolls_back(void **state)
+{
+    (void)state;
+    char card[] = "/tmp/lt-card-XXXXXX", spec[128];
+    close(mkstemp(card));
+    snprintf(spec, sizeof spec, "sim:vram=64M,card=%s", card);
+    uint64_t least = least_of(llama, "sim:vram=64M", 512, 64);
+    rig r = open_rig(llama, spec, least, 512, 0, NULL);
+    prompt(&r, 40);
+    lt_device *other;
+    lt_addr at;
+    assert_int_equal(lt_device_open(ctx, spec, &other, &r.err), LT_OK);
+    uint64_t take = lt_device_free_bytes(other) & ~UINT64_C(0x1fffff);
+    assert_int_equal(lt_device_reserve(other, take, &at, &r.err), LT_OK);
+    assert_int_equal(lt_device_commit(other, at, take, &r.err), LT_OK);
+    uint64_t before = r.s->plan->info.budget_bytes;
+    assert_int_equal(lt_session_rebudget(r.s, least + (8 << 20), &r.err), LT_E_DEVICE_OOM);
+    assert_int_equal(r.s->plan->info.budget_bytes, before);
+    assert_string_equal(lt_session_budget_change_at(r.s, 0).why, "refused");
+    decode(&r, 2);
+    lt_device_unreserve(other, at, take);
+    assert_int_equal(lt_session_rebudget(r.s, least + (8 << 20), &r.err), LT_OK);
+    decode(&r, 2);
+    rig right = open_rig(llama, "sim:vram=64M", 0, 512, 64, NULL);
+    prompt(&right, 40);
+    decode(&right, 4);
+    assert_true(right.hash == r.hash);
+    lt_device_close(other);
+    close_rig(&r);
+    close_rig(&right);
+    unlink(card);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(same_bits_on_sim),
+        cmocka_unit_test(same_bits_on_cpu),
+        cmocka_unit_test(same_bits_in_a_window),
+        cmocka_unit_test(going_back_after_a_change),
+        cmocka_unit_test(a_refused_growth_rolls_back),
+        cmocka_unit_test(faults_of_a_change),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}
