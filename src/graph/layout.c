@@ -39,6 +39,12 @@ static void find_lives(lt_graph *g)
         for (uint32_t s = 0; s < node->n_src; s++)
             touch(g, node->src[s], (uint32_t)n);
         touch(g, node->dst, (uint32_t)n);
+        /* A device may do a gated unit and its quantising in one go: what that writes must not lie on what it reads. */
+        const lt_node *next = n + 1 < g->n_nodes ? &g->nodes[n + 1] : NULL;
+        bool gated = node->op == LT_OP_SILU_MUL || node->op == LT_OP_GELU_MUL;
+        if (gated && next && next->op == LT_OP_QUANTIZE && owner_of(g, next->src[0]) == owner_of(g, node->dst))
+            for (uint32_t s = 0; s < node->n_src; s++)
+                touch(g, node->src[s], (uint32_t)n + 1);
     }
 }
 

@@ -787,11 +787,12 @@ static void kernels_load_by_family_and_count(void **state)
     lt_device_get_info(r.dev, &info);
     assert_int_equal(info.fixed_bytes, FAKE_CUDA_CONTEXT_BYTES + LT_CUDA_MARGIN + FAKE_CUDA_MODULE_BYTES);
     assert_int_equal(counts().modules, 1);
-    OK(lt__device_prepare(r.dev, &a, &r.err));
+    OK(lt__device_prepare(r.dev, &a, &r.err)); /* and what lists fuse to */
+    assert_int_equal(counts().modules, 2);
     for (int i = 0; i < 10; i++)
         OK(lt__queue_launch(r.q, &a, &r.err));
     assert_int_equal(counts().launches, 11);
-    assert_int_equal(counts().modules, 1);
+    assert_int_equal(counts().modules, 2);
     assert_int_equal(fake->calls("cuModuleGetFunction"), 1);
     fake->fail_call("cuLaunchKernel", 1, LT_CU_LAUNCH_OUT_OF_RESOURCES);
     assert_int_not_equal(lt__queue_launch(r.q, &a, &r.err), LT_OK);
@@ -923,6 +924,40 @@ static void refused_graphs_run_launch_by_launch(void **state)
     }
 }
 
+/* A layer's small ops by the number of kernels left, and by what of them is told not to be needed after. */
+static void neighbours_are_fused(void **state)
+{
+    (void)state;
+    if (!lt__cuda_images[0].family)
+        skip();
+    rig r = open_rig("cuda:" LT_CUDA_FAKE);
+    OK(lt_device_commit(r.dev, r.mem, 2 * MIB, &r.err));
+    lt_view h = {.addr = r.mem, .dtype = LT_DTYPE_F32, .ndim = 2, .dim = {1, 256}, .stride = {1024, 4}}, y = h, x = h, q = h;
+    lt_view w = {.addr = r.mem + 0x1000, .dtype = LT_DTYPE_F32, .ndim = 1, .dim = {256}, .stride = {4}};
+    y.addr += 0x2000;
+    x.addr += 0x3000;
+    q.addr = y.addr; /* as layouts have it: the sum was the last to read y */
+    q.dtype = LT_DTYPE_Q8A;
+    q.stride[0] = 320;
+    q.stride[1] = 40;
+    lt_op_args ops[] = {
+        {.op = LT_OP_ADD, .n_src = 2, .src = {h, y}, .dst = h, .name = "residual"},
+        {.op = LT_OP_RMS_NORM, .n_src = 2, .src = {h, w}, .dst = x, .params.RMS_NORM = {1e-5f}, .name = "norm"},
+        {.op = LT_OP_QUANTIZE, .n_src = 1, .src = {x}, .dst = q, .name = "norm.q8a"},
+        {.op = LT_OP_SCALE, .n_src = 1, .src = {h}, .dst = h, .params.SCALE = {2}, .name = "scale"},
+    };
+    const lt_op_args *ptrs[] = {&ops[0], &ops[1], &ops[2], &ops[3]};
+    for (int i = 0; i < 2; i++) { /* a sum that is not what the norm reads stays alone */
+        lt_launch_list list = {.args = ptrs, .n = 4};
+        ops[1].src[0].addr = i ? x.addr : h.addr;
+        uint64_t before = counts().launches;
+        OK(lt__list_run(r.q, &list, &r.err));
+        assert_int_equal(counts().launches - before, i ? 3 : 2);
+        lt__list_free(r.dev, &list);
+    }
+    close_rig(&r);
+}
+
 static void lists_fail_as_their_launches_do(void **state)
 {
     (void)state;
@@ -987,6 +1022,7 @@ int main(void)
         cmocka_unit_test(sync_check_names_the_kernel),
         cmocka_unit_test(lists_are_replayed_as_graphs),
         cmocka_unit_test(refused_graphs_run_launch_by_launch),
+        cmocka_unit_test(neighbours_are_fused),
         cmocka_unit_test(lists_fail_as_their_launches_do),
     };
     void *library = dlopen(LT_CUDA_FAKE_FILE, RTLD_NOW | RTLD_LOCAL);

@@ -65,7 +65,7 @@ const lt_cuda_props *lt__cuda_device_props(const lt_cuda_device *dev) { return &
 
 typedef struct cuda_options {
     uint64_t ordinal, recycle_bytes, fail[LT_CUDA_FAULT_COUNT];
-    bool     sync_check, vmm, kernels, graphs;
+    bool     sync_check, vmm, kernels, graphs, fuse;
     char     driver[256], nvml[256];
 } cuda_options;
 
@@ -113,7 +113,7 @@ static lt_status cuda_option(void *user, const char *key, const char *value, lt_
     const struct {
         const char *key;
         bool       *out;
-    } flags[] = {{"sync-check", &o->sync_check}, {"vmm", &o->vmm}, {"kernels", &o->kernels}, {"graphs", &o->graphs}};
+    } flags[] = {{"sync-check", &o->sync_check}, {"vmm", &o->vmm}, {"kernels", &o->kernels}, {"graphs", &o->graphs}, {"fuse", &o->fuse}};
     uint64_t n = 0;
     for (size_t i = 0; i < sizeof flags / sizeof *flags; i++)
         if (!strcmp(key, flags[i].key)) {
@@ -135,7 +135,7 @@ static lt_status cuda_option(void *user, const char *key, const char *value, lt_
     if (!strcmp(key, "fail"))
         return parse_fail(value, o, err);
     return lt__fail(err, LT_E_INVALID,
-                    "cuda has no option '%s'; it has device, sync-check, vmm, recycle, kernels, graphs, driver, nvml, fail", key);
+                    "cuda has no option '%s'; it has device, sync-check, vmm, recycle, kernels, graphs, fuse, driver, nvml, fail", key);
 }
 
 /* SASS of one compute capability runs on later ones of the same major; PTX of the last on all above. */
@@ -329,7 +329,7 @@ static lt_status start_device(lt_cuda_device *d, const cuda_options *o, lt_err *
 
 static lt_status cuda_open(lt_ctx *ctx, const char *opts, lt_device **out, lt_err *err)
 {
-    cuda_options o = {.vmm = true, .kernels = true, .graphs = true};
+    cuda_options o = {.vmm = true, .kernels = true, .graphs = true, .fuse = true};
     lt_status s = lt__spec_parse(opts, cuda_option, &o, err);
     if (s != LT_OK)
         return s;
@@ -342,6 +342,7 @@ static lt_status cuda_open(lt_ctx *ctx, const char *opts, lt_device **out, lt_er
     d->sync_check = o.sync_check;
     d->kernels = o.kernels;
     d->graphs = o.graphs;
+    d->fuse = o.fuse;
     pthread_mutex_init(&d->lock, NULL);
     pthread_mutex_init(&d->time_lock, NULL);
     pthread_mutex_init(&d->bounce.lock, NULL);
@@ -470,7 +471,7 @@ static const lt_device_vt cuda_vt = {
 
 const lt_backend lt__backend_cuda = {
     .name = "cuda",
-    .help = "cuda[:device=N,sync-check=1,vmm=0,graphs=0,recycle=SIZE,...]  an NVIDIA card",
+    .help = "cuda[:device=N,sync-check=1,vmm=0,graphs=0,fuse=0,recycle=SIZE,...]  an NVIDIA card",
     .open = cuda_open,
     .probe = cuda_probe,
 };

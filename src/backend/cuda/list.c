@@ -1,18 +1,13 @@
 /* Lists of launches: looked up once, and where one comes again and again captured as a graph, which the
  * driver replays whole. Without graphs (old drivers, graphs=0) the launches are given one by one. */
-#include "backend/cuda/device.h"
+#include "backend/cuda/list.h"
 
 #include <inttypes.h>
-#include <stdio.h>
-
-typedef struct step {
-    const lt_cuda_row *row;
-    const lt_op_args  *args;
-} step;
 
 typedef struct compiled {
-    step       *steps;
-    size_t      n;
+    const lt_launch_list *list;
+    lt_cuda_step *steps;
+    size_t      n, cap;
     CUgraphExec graph;   /* NULL: none */
     uint64_t    kernels; /* of the graph */
     bool        refused; /* at least one replay */
@@ -34,22 +29,31 @@ static const char *name_of(const lt_op_args *a) { return a->name ? a->name : lt_
 
 static lt_status make_steps(lt_cuda_device *d, const lt_launch_list *list, compiled *c, lt_err *err)
 {
+    bool faults = atomic_load(&d->fail_in[LT_CUDA_FAULT_launch]) != 0;
     c->steps = lt__alloc_array(d->base.ctx, list->n, sizeof *c->steps);
     if (!c->steps)
         return lt__fail_oom(err, list->n * sizeof *c->steps, "the steps of a list of launches");
-    c->n = list->n;
-    for (size_t i = 0; i < list->n; i++) {
-        c->steps[i].args = list->args[i];
-        lt_status s = lt__cuda_row_of(d, list->args[i], &c->steps[i].row, err);
-        if (s != LT_OK)
-            return s;
+    c->cap = list->n;
+    for (size_t i = 0; i < list->n;) {
+        lt_cuda_step *p = &c->steps[c->n++];
+        *p = (lt_cuda_step){.first = i, .n = 1};
+        if (!d->fuse || faults || !lt__cuda_fuse(d, list, i, p)) {
+            lt_status s = lt__cuda_row_of(d, list->args[i], &p->row, err);
+            if (s != LT_OK)
+                return s;
+        }
+        i += p->n;
     }
     return LT_OK;
 }
 
-static lt_status run_step(lt_cuda_device *d, CUstream stream, const step *s, lt_err *err)
+static lt_status run_step(lt_cuda_device *d, CUstream stream, const compiled *c, size_t i, lt_err *err)
 {
-    return s->row->launch(d, stream, s->args, err);
+    lt_cuda_step *p = &c->steps[i];
+    const lt_op_args *args = c->list->args[p->first];
+    if (p->row)
+        return p->row->launch(d, stream, args, err);
+    return lt__cuda_launch(d, "fused", p->kernel, p->grid, p->block, p->shared_bytes, stream, (void *[]){&p->u}, args, err);
 }
 
 /* A capture that went wrong on the way still has to be ended. */
@@ -60,15 +64,15 @@ static lt_status capture(lt_cuda_device *d, compiled *c, CUgraph *out, lt_err *e
     lt_curesult r = lt__cuda_fault(d, LT_CUDA_FAULT_graph) ? LT_CU_OUT_OF_MEMORY
                                                            : d->cu.capture_begin(stream, LT_CU_CAPTURE_RELAXED);
     if (r != LT_CU_OK)
-        return lt__cuda_fail(d, err, r, "cuda: a graph of %zu launches cannot be begun", c->n);
+        return lt__cuda_fail(d, err, r, "cuda: a graph of %zu launches cannot be begun", c->list->n);
     lt_status s = LT_OK;
     for (size_t i = 0; i < c->n && s == LT_OK; i++)
-        s = run_step(d, stream, &c->steps[i], err);
+        s = run_step(d, stream, c, i, err);
     r = d->cu.capture_end(stream, out);
     if (r != LT_CU_OK)
         *out = NULL;
     if (s == LT_OK && r != LT_CU_OK)
-        s = lt__cuda_fail(d, err, r, "cuda: a graph of %zu launches cannot be ended", c->n);
+        s = lt__cuda_fail(d, err, r, "cuda: a graph of %zu launches cannot be ended", c->list->n);
     c->kernels = d->lists.captured;
     return s;
 }
@@ -107,7 +111,7 @@ static lt_status make_graph(lt_cuda_device *d, compiled *c, lt_err *err)
     (void)d->cu.memory_info(&after, &total);
     if (s == LT_OK)
         lt__log(d->base.ctx, LT_LOG_DEBUG, "cuda", "a graph of %" PRIu64 " kernels for %zu launches took %zu bytes of the device",
-                c->kernels, c->n, before > after ? before - after : 0);
+                c->kernels, c->list->n, before > after ? before - after : 0);
     return s;
 }
 
@@ -117,7 +121,7 @@ static void free_compiled(lt_cuda_device *d, compiled *c)
         (void)d->cu.graph_exec_destroy(c->graph);
         lt__cuda_leave(d);
     }
-    lt__free(d->base.ctx, c->steps, c->n * sizeof *c->steps);
+    lt__free(d->base.ctx, c->steps, c->cap * sizeof *c->steps);
     lt__free(d->base.ctx, c, sizeof *c);
 }
 
@@ -130,6 +134,7 @@ lt_status lt__cuda_list_compile(lt_device *dev, lt_launch_list *list, lt_err *er
     compiled *c = lt__zalloc(dev->ctx, sizeof *c);
     if (!c)
         return lt__fail_oom(err, sizeof *c, "a list of launches");
+    c->list = list;
     lt_status s = make_steps(d, list, c, err);
     bool faults = atomic_load(&d->fail_in[LT_CUDA_FAULT_launch]) != 0; /* counts launches, not captures */
     if (s == LT_OK && list->replay && d->graphs && d->cu.has_graphs && !d->sync_check && !faults &&
@@ -177,10 +182,13 @@ static lt_status run_steps(lt_cuda_queue *q, const compiled *c, lt_err *err)
     lt_cuda_device *d = lt__cuda_of(q->base.dev);
     lt_status s = LT_OK;
     for (size_t i = 0; i < c->n && s == LT_OK; i++) {
-        const char *name = name_of(c->steps[i].args);
+        const lt_cuda_step *p = &c->steps[i];
+        const char *name = name_of(c->list->args[p->first]);
         if ((s = lt__cuda_begin(q, name, err)) != LT_OK)
             return s;
-        s = run_step(d, q->stream, &c->steps[i], err);
+        for (size_t k = 1; k < p->n; k++)
+            lt__cuda_note_name(q, name_of(c->list->args[p->first + k]));
+        s = run_step(d, q->stream, c, i, err);
         if (s != LT_OK)
             lt__cuda_leave(d);
         else

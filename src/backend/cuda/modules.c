@@ -131,14 +131,17 @@ static lt_status load_family(lt_cuda_device *d, uint32_t f, lt_err *err)
     return LT_OK;
 }
 
-lt_status lt__cuda_prepare(lt_device *dev, const lt_op_args *args, lt_err *err)
+static uint32_t family_of(const char *name)
 {
-    lt_cuda_device *d = lt__cuda_of(dev);
-    const char *why = "";
     uint32_t f = 0;
-    if (!lt__cuda_find(d, args, &f, &why))
-        return lt__fail(err, LT_E_UNSUPPORTED, "%s: the device cannot run %s: %s", args->name ? args->name : "launch",
-                        lt_op_get(args->op)->name, why);
+    while (lt__cuda_families[f].name && strcmp(lt__cuda_families[f].name, name))
+        f++;
+    LT_ASSERT(lt__cuda_families[f].name);
+    return f;
+}
+
+static lt_status load_here(lt_cuda_device *d, uint32_t f, lt_err *err)
+{
     if (atomic_load_explicit(&d->modules.loaded[f], memory_order_acquire))
         return LT_OK;
     lt_status s = lt__cuda_enter(d, err);
@@ -149,6 +152,19 @@ lt_status lt__cuda_prepare(lt_device *dev, const lt_op_args *args, lt_err *err)
     pthread_mutex_unlock(&d->modules.lock);
     lt__cuda_leave(d);
     return s;
+}
+
+/* Ops may come in lists, so what neighbours of a list are fused to is loaded with the first. */
+lt_status lt__cuda_prepare(lt_device *dev, const lt_op_args *args, lt_err *err)
+{
+    lt_cuda_device *d = lt__cuda_of(dev);
+    const char *why = "";
+    uint32_t f = 0;
+    if (!lt__cuda_find(d, args, &f, &why))
+        return lt__fail(err, LT_E_UNSUPPORTED, "%s: the device cannot run %s: %s", args->name ? args->name : "launch",
+                        lt_op_get(args->op)->name, why);
+    lt_status s = load_here(d, f, err);
+    return s == LT_OK && d->fuse ? load_here(d, family_of("fused"), err) : s;
 }
 
 /* --- functions ------------------------------------------------------------------------ */
@@ -211,10 +227,7 @@ lt_status lt__cuda_launch(lt_cuda_device *d, const char *family, const char *ker
                           uint32_t shared_bytes, CUstream stream, void **params, const lt_op_args *args, lt_err *err)
 {
     const char *name = args->name ? args->name : lt_op_get(args->op)->name;
-    uint32_t f = 0;
-    while (lt__cuda_families[f].name && strcmp(lt__cuda_families[f].name, family))
-        f++;
-    LT_ASSERT(lt__cuda_families[f].name);
+    uint32_t f = family_of(family);
     lt_cuda_function *fn = NULL;
     CUfunction function = NULL;
     pthread_mutex_lock(&d->modules.lock);

@@ -59,4 +59,29 @@ typedef struct lt_cuda_attention {
     lt_cuda_kv kv;
 } lt_cuda_attention;
 
+/* Neighbours of a list in one kernel (fuse.c); an address of 0 leaves that part out. Rows of cols floats:
+ *   t = a;  t = norm(t) * w1 -> y1;  t = b + t -> s;  t = norm(t) * w2 -> y2;  quantised -> q */
+typedef struct lt_cuda_chain {
+    uint64_t a, w1, y1, b, s, w2, y2, q;
+    int64_t  a_row, y1_row, b_row, s_row, y2_row, q_row;
+    float    eps1, eps2;
+    int32_t  cols, pad;
+} lt_cuda_chain;
+
+/* q = quantised(y = act(a) * b); y 0: not written. */
+typedef struct lt_cuda_gate {
+    uint64_t a, b, y, q;
+    int64_t  a_row, b_row, y_row, q_row;
+    int32_t  rows, cols, gelu, pad;
+} lt_cuda_gate;
+
+/* A token's heads: q and k normed (where there are weights), rotated; k and v into the cache. In place. */
+typedef struct lt_cuda_heads {
+    uint64_t   q, k, v, wq, wk, angles, cache, pos, table;
+    int64_t    q_token, q_head, k_token, k_head, v_token, v_head, angles_token;
+    float      eps_q, eps_k;
+    int32_t    heads, rotated /* as for rope: negative for pairs */, keep_k, pad;
+    lt_cuda_kv kv;
+} lt_cuda_heads;
+
 #endif

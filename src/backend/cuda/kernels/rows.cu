@@ -1,7 +1,7 @@
 /* rows.cu - quantisation, norm, rotation, cache writes and elementwise ops. */
-#include "common.cuh"
+#include "rows.cuh"
 
-/* One warp quantises 32 elements of a row; see QUANTIZE in docs/arithmetic.md. b is not used. */
+/* One warp quantises 32 elements of a row. b is not used. */
 extern "C" __global__ void quantize_rows(lt_cuda_rows a)
 {
     const int lane = (int)threadIdx.x % 32, blocks = a.cols / 32;
@@ -9,29 +9,7 @@ extern "C" __global__ void quantize_rows(lt_cuda_rows a)
     if (unit >= (int64_t)a.outer * blocks)
         return;
     const int t = (int)(unit / blocks), b = (int)(unit % blocks);
-    const float x = lt_at<const float>(a.a, t * a.a_outer)[32 * b + lane];
-    uint32_t bits = __float_as_uint(x) & 0x7fffffffu;
-#pragma unroll
-    for (int s = 16; s > 0; s /= 2) {
-        const uint32_t other = __shfl_xor_sync(LT_FULL, bits, s);
-        bits = other > bits ? other : bits;
-    }
-    const float amax = __uint_as_float(bits);
-    float id = amax > 0 ? lt_div(127.0f, amax) : 0.0f, d = lt_scale_of(bits);
-    if (id == __int_as_float(0x7f800000))
-        id = d = 0;
-    float r = rintf(lt_mul(x, id));
-    const int q = r != r ? 0 : r < -127.0f ? -127 : r > 127.0f ? 127 : (int)r;
-    int sum = q;
-#pragma unroll
-    for (int s = 8; s > 0; s /= 2)
-        sum += __shfl_xor_sync(LT_FULL, sum, s);
-    uint8_t *y = lt_at<uint8_t>(a.y, t * a.y_outer);
-    ((int8_t *)y)[32 * b + lane] = (int8_t)q;
-    if (lane == 0)
-        ((float *)(y + a.cols))[b] = d;
-    if (lane % 16 == 0)
-        ((int16_t *)(y + a.cols + a.cols / 8))[2 * b + lane / 16] = (int16_t)sum;
+    quantize_block(lt_at<const float>(a.a, t * a.a_outer)[32 * b + lane], lt_at<uint8_t>(a.y, t * a.y_outer), a.cols, b, lane);
 }
 
 /* One block of 256 threads a row; thread i owns accumulator i. b: weights. value: eps. */
@@ -67,9 +45,7 @@ extern "C" __global__ void rope(lt_cuda_rows a)
     const float *cs = lt_at<const float>(a.b, o * a.b_outer);
     const float c = cs[2 * i], s = cs[2 * i + 1];
     const int j = a.extra < 0 ? 2 * i : i, k = a.extra < 0 ? 2 * i + 1 : i + pairs;
-    const float u = x[j], v = x[k];
-    y[j] = lt_fma(u, c, -lt_mul(v, s));
-    y[k] = lt_fma(v, c, lt_mul(u, s));
+    rotate(x[j], x[k], c, s, y[j], y[k]);
 }
 
 template <typename F> LT_DEV void each(const lt_cuda_rows &a, F f)
@@ -97,15 +73,12 @@ extern "C" __global__ void scale_rows(lt_cuda_rows a)
 
 extern "C" __global__ void silu_mul(lt_cuda_rows a)
 {
-    each(a, [](float x, float z) { return lt_mul(lt_div(x, lt_add(1.0f, lt_exp(-x))), z); });
+    each(a, [](float x, float z) { return silu_times(x, z); });
 }
 
 extern "C" __global__ void gelu_mul(lt_cuda_rows a)
 {
-    each(a, [](float x, float z) {
-        const float u = lt_mul(0.79788456f, lt_fma(lt_mul(lt_mul(0.044715f, x), x), x, x));
-        return lt_mul(lt_div(x, lt_add(1.0f, lt_exp(lt_mul(-2.0f, u)))), z);
-    });
+    each(a, [](float x, float z) { return gelu_times(x, z); });
 }
 
 /* y[n] = a[b[n]]; an index out of range is reported. outer: rows of y, inner: rows of a. */
@@ -122,25 +95,6 @@ extern "C" __global__ void take_rows(lt_cuda_rows a)
     lt_at<uint32_t>(a.y, n * a.y_outer)[i] = lt_at<const uint32_t>(a.a, from * a.a_outer)[i];
 }
 
-LT_DEV void store_block(const float *x, uint8_t *y, int lane)
-{
-    uint32_t bits = __float_as_uint(x[lane]) & 0x7fffffffu;
-#pragma unroll
-    for (int s = 16; s > 0; s /= 2) {
-        const uint32_t other = __shfl_xor_sync(LT_FULL, bits, s);
-        bits = other > bits ? other : bits;
-    }
-    const float amax = __uint_as_float(bits);
-    float id = amax > 0 ? lt_div(127.0f, amax) : 0.0f;
-    if (id == __int_as_float(0x7f800000))
-        id = 0;
-    const float r = rintf(lt_mul(x[lane], id));
-    const int q = r != r ? 0 : r < -127.0f ? -127 : r > 127.0f ? 127 : (int)r;
-    if (lane == 0)
-        *(unsigned short *)y = lt_to_half(lt_scale_of(bits));
-    ((int8_t *)y)[2 + lane] = (int8_t)q;
-}
-
 /* One warp for 32 elements of one row; grid.y 0 writes K, 1 writes V. */
 extern "C" __global__ void kv_store(lt_cuda_kv_store a)
 {
@@ -149,24 +103,9 @@ extern "C" __global__ void kv_store(lt_cuda_kv_store a)
     if (unit >= (int64_t)a.tokens * a.kv.kv_heads * pieces)
         return;
     const int piece = (int)(unit % pieces), h = (int)(unit / pieces % a.kv.kv_heads), t = (int)(unit / pieces / a.kv.kv_heads);
-    const int pos = ((const int *)a.pos)[t], i = 32 * piece + lane;
-    if (pos < 0) {
-        lt_wrong(a.kv.wrong, a.kv.name, LT_CUDA_WRONG_POSITION, pos);
-        return;
-    }
-    const int page = lt_page(a.kv, a.table, pos / LT_PAGE);
-    if (page < 0)
-        return;
     const bool value = blockIdx.y;
     const float *x = value ? lt_at<const float>(a.v, t * a.v_token + h * a.v_head) : lt_at<const float>(a.k, t * a.k_token + h * a.k_head);
-    uint8_t *row = lt_at<uint8_t>(a.cache, (int64_t)((uint64_t)page * a.kv.page_bytes + (value ? a.kv.v_offset : a.kv.k_offset) +
-                                                     ((uint64_t)h * LT_PAGE + (uint64_t)(pos % LT_PAGE)) * a.kv.row_bytes));
-    if (a.kv.dtype == 2) {
-        store_block(x + 32 * piece, row + 34 * piece, lane);
-    } else if (i < a.kv.head_dim) {
-        if (a.kv.dtype == 1)
-            ((unsigned short *)row)[i] = lt_to_half(x[i]);
-        else
-            ((float *)row)[i] = x[i];
-    }
+    uint8_t *row = cache_row(a.kv, a.cache, ((const int *)a.pos)[t], a.table, h, value);
+    if (row)
+        store_piece(a.kv, x, row, piece, lane);
 }

@@ -1,0 +1,204 @@
+/* Which neighbours of a list one kernel does: by what they are, by their shapes and by where they lie.
+ *
+ * A fused kernel computes what its ops would, bit by bit, so the only questions are of memory: whether what
+ * the ops pass on is read later (then it is written too), and whether a row written early lies where another
+ * row's input is still to be read (then they stay apart). */
+#include "backend/cuda/list.h"
+
+#include <string.h>
+
+/* --- memory --------------------------------------------------------------------------- */
+
+typedef struct span { lt_addr at; uint64_t bytes; bool dense; } span;
+
+static span span_of(const lt_view *v)
+{
+    uint64_t row = 0;
+    uint32_t last = v->ndim - 1;
+    if (!lt_dtype_row_bytes(v->dtype, (uint64_t)v->dim[last], &row))
+        return (span){v->addr, UINT64_MAX - v->addr, false};
+    span s = {v->addr, row, true};
+    for (uint32_t d = last; d-- > 0;) {
+        if (v->dim[d] == 0)
+            return (span){v->addr, 0, true};
+        s.dense = s.dense && (uint64_t)v->stride[d] == s.bytes;
+        s.bytes += (uint64_t)(v->dim[d] - 1) * (uint64_t)v->stride[d];
+    }
+    return s;
+}
+
+static bool meet(span a, span b) { return a.at < b.at + b.bytes && b.at < a.at + a.bytes; }
+static bool views_meet(const lt_view *a, const lt_view *b) { return meet(span_of(a), span_of(b)); }
+static bool inside(span a, lt_addr at, uint64_t bytes) { return a.at >= at && a.at - at <= bytes && a.bytes <= bytes - (a.at - at); }
+
+/* Whether anybody from op `from` on reads v before it is written anew. */
+static bool read_later(const lt_launch_list *list, size_t from, const lt_view *v)
+{
+    span s = span_of(v);
+    for (size_t i = from; i < list->n; i++) {
+        const lt_op_args *a = list->args[i];
+        for (uint32_t k = 0; k < a->n_src; k++)
+            if (views_meet(&a->src[k], v))
+                return true;
+        span w = span_of(&a->dst);
+        if (w.dense && inside(s, w.at, w.bytes))
+            return false;
+    }
+    return !inside(s, list->dead, list->dead_bytes);
+}
+
+static bool same_view(const lt_view *a, const lt_view *b)
+{
+    if (a->addr != b->addr || a->dtype != b->dtype || a->ndim != b->ndim)
+        return false;
+    for (uint32_t d = 0; d < a->ndim; d++)
+        if (a->dim[d] != b->dim[d] || (a->dim[d] > 1 && a->stride[d] != b->stride[d]))
+            return false;
+    return true;
+}
+
+static bool is_matrix(const lt_view *v) { return v->ndim == 2 && v->dtype == LT_DTYPE_F32 && v->dim[0] > 0; }
+
+/* --- rows: norm, sum, norm, quantise ---------------------------------------------------- */
+
+/* Rows in blocks of their own: `out` of one may not lie on what another reads. */
+static bool apart(const lt_view *out, const lt_view *in, int64_t rows)
+{
+    return !in || rows == 1 || same_view(out, in) || !views_meet(out, in);
+}
+
+static uint32_t threads_of(int64_t cols) { return cols >= 2048 ? 1024 : 256; }
+
+static bool chain(lt_cuda_device *d, const lt_launch_list *list, size_t first, lt_cuda_step *out)
+{
+    const lt_op_args *norm1 = NULL, *sum = NULL, *norm2 = NULL, *quant = NULL;
+    const lt_view *t = NULL, *in[2] = {NULL, NULL};
+    size_t i = first;
+    const lt_op_args *a = list->args[i];
+    const lt_op_args *next = i + 1 < list->n ? list->args[i + 1] : NULL;
+    if (a->op == LT_OP_RMS_NORM && next && next->op == LT_OP_ADD && same_view(&next->src[1], &a->dst)) {
+        norm1 = a;
+        a = list->args[++i];
+    }
+    if (a->op == LT_OP_ADD) {
+        sum = a;
+        in[1] = &sum->src[0];
+        a = ++i < list->n ? list->args[i] : NULL;
+    }
+    in[0] = norm1 ? &norm1->src[0] : sum ? &sum->src[1] : &a->src[0];
+    int64_t rows = in[0]->dim[0], cols = in[0]->dim[1];
+    t = sum ? &sum->dst : NULL;
+    if (a && a->op == LT_OP_RMS_NORM && (!t || same_view(&a->src[0], t))) {
+        norm2 = a;
+        t = &norm2->dst;
+        a = ++i < list->n ? list->args[i] : NULL;
+    }
+    if (t && a && a->op == LT_OP_QUANTIZE && same_view(&a->src[0], t) && apart(&a->dst, in[0], rows) && apart(&a->dst, in[1], rows)) {
+        quant = a;
+        i++;
+    }
+    const lt_op_args *ops[] = {norm1, sum, norm2};
+    for (int k = 0; k < 3; k++)
+        if (ops[k] && (!is_matrix(&ops[k]->src[0]) || !is_matrix(&ops[k]->dst) || ops[k]->dst.dim[1] != cols ||
+                       !apart(&ops[k]->dst, in[0], rows) || !apart(&ops[k]->dst, in[1], rows)))
+            return false;
+    if (i - first < 2 || !is_matrix(in[0]) || (in[1] && !is_matrix(in[1])) || rows > INT32_MAX || cols > INT32_MAX / 4 ||
+        (uint64_t)cols * sizeof(float) + 2048 > d->props.shared_optin_bytes)
+        return false;
+    lt_cuda_chain c = {.a = in[0]->addr, .a_row = in[0]->stride[0], .cols = (int32_t)cols};
+    if (norm1) {
+        c.w1 = norm1->src[1].addr;
+        c.eps1 = norm1->params.RMS_NORM.eps;
+        if (read_later(list, i, &norm1->dst))
+            c.y1 = norm1->dst.addr, c.y1_row = norm1->dst.stride[0];
+    }
+    if (sum) {
+        c.b = sum->src[0].addr, c.b_row = sum->src[0].stride[0];
+        if (read_later(list, i, &sum->dst))
+            c.s = sum->dst.addr, c.s_row = sum->dst.stride[0];
+    }
+    if (norm2) {
+        c.w2 = norm2->src[1].addr;
+        c.eps2 = norm2->params.RMS_NORM.eps;
+        if (!quant || read_later(list, i, &norm2->dst))
+            c.y2 = norm2->dst.addr, c.y2_row = norm2->dst.stride[0];
+    }
+    if (quant)
+        c.q = quant->dst.addr, c.q_row = quant->dst.stride[0];
+    *out = (lt_cuda_step){.first = first, .n = i - first, .kernel = "chain", .grid = {(uint32_t)rows, 1, 1},
+                          .block = {threads_of(cols), 1, 1}, .shared_bytes = (uint32_t)cols * 4, .u.chain = c};
+    return true;
+}
+
+/* --- gate and up, quantised ------------------------------------------------------------- */
+
+static bool gate(const lt_launch_list *list, size_t first, lt_cuda_step *out)
+{
+    const lt_op_args *a = list->args[first], *q = first + 1 < list->n ? list->args[first + 1] : NULL;
+    if (!q || q->op != LT_OP_QUANTIZE || !same_view(&q->src[0], &a->dst) || !is_matrix(&a->dst) || !is_matrix(&a->src[0]) ||
+        !is_matrix(&a->src[1]) || views_meet(&q->dst, &a->src[0]) || views_meet(&q->dst, &a->src[1]) ||
+        a->dst.dim[0] * (a->dst.dim[1] / 32) >= INT32_MAX)
+        return false;
+    lt_cuda_gate g = {.a = a->src[0].addr, .b = a->src[1].addr, .q = q->dst.addr, .a_row = a->src[0].stride[0],
+                      .b_row = a->src[1].stride[0], .q_row = q->dst.stride[0], .rows = (int32_t)a->dst.dim[0],
+                      .cols = (int32_t)a->dst.dim[1], .gelu = a->op == LT_OP_GELU_MUL};
+    if (read_later(list, first + 2, &a->dst))
+        g.y = a->dst.addr, g.y_row = a->dst.stride[0];
+    *out = (lt_cuda_step){.first = first, .n = 2, .kernel = "gate_quantize", .block = {256, 1, 1}, .u.gate = g,
+                          .grid = {lt__cuda_blocks((int64_t)g.rows * (g.cols / 32), 8), 1, 1}};
+    return true;
+}
+
+/* --- heads: norms, rotation, the cache --------------------------------------------------- */
+
+static bool in_place(const lt_op_args *a) { return same_view(&a->dst, &a->src[0]); }
+
+static bool is_heads(const lt_view *v, const lt_kv_layout *kv)
+{
+    return v->ndim == 3 && v->dtype == LT_DTYPE_F32 && v->dim[2] == (int64_t)kv->head_dim;
+}
+
+/* [norm q, norm k,] rope q, rope k, store k and v; as the models' blocks have them. */
+static bool heads(lt_cuda_device *d, const lt_launch_list *list, size_t first, lt_cuda_step *out)
+{
+    const lt_op_args *const *a = list->args + first;
+    size_t left = list->n - first, norms = a[0]->op == LT_OP_RMS_NORM ? 2 : 0;
+    if (left < norms + 3 || a[norms]->op != LT_OP_ROPE || a[norms + 1]->op != LT_OP_ROPE || a[norms + 2]->op != LT_OP_KV_STORE)
+        return false;
+    const lt_op_args *rq = a[norms], *rk = a[norms + 1], *store = a[norms + 2];
+    const lt_kv_layout *kv = &store->params.KV_STORE.kv;
+    const lt_view *q = &rq->src[0], *k = &rk->src[0], *v = &store->src[1];
+    if (!in_place(rq) || !in_place(rk) || !same_view(k, &store->src[0]) || !is_heads(q, kv) || !is_heads(k, kv) || !is_heads(v, kv) ||
+        !same_view(&rq->src[1], &rk->src[1]) || rq->params.ROPE.style != rk->params.ROPE.style ||
+        rq->params.ROPE.rotated != rk->params.ROPE.rotated || views_meet(q, k) || q->dim[0] < 1 || q->dim[0] > 65535 ||
+        q->dim[1] + k->dim[1] + v->dim[1] > INT32_MAX || k->dim[1] != (int64_t)kv->kv_heads || v->dim[1] != k->dim[1])
+        return false;
+    if (norms && (a[1]->op != LT_OP_RMS_NORM || !in_place(a[0]) || !in_place(a[1]) || !same_view(&a[0]->dst, q) || !same_view(&a[1]->dst, k)))
+        return false;
+    int32_t rotated = (int32_t)rq->params.ROPE.rotated;
+    lt_cuda_heads h = {.q = q->addr, .k = k->addr, .v = v->addr, .angles = rq->src[1].addr, .cache = store->dst.addr,
+                       .pos = store->src[2].addr, .table = store->src[3].addr, .q_token = q->stride[0], .q_head = q->stride[1],
+                       .k_token = k->stride[0], .k_head = k->stride[1], .v_token = v->stride[0], .v_head = v->stride[1],
+                       .angles_token = rq->src[1].stride[0], .heads = (int32_t)q->dim[1],
+                       .rotated = rq->params.ROPE.style == LT_ROPE_PAIRS ? -rotated : rotated,
+                       .keep_k = read_later(list, first + norms + 3, k)};
+    if (norms)
+        h.wq = a[0]->src[1].addr, h.wk = a[1]->src[1].addr, h.eps_q = a[0]->params.RMS_NORM.eps, h.eps_k = a[1]->params.RMS_NORM.eps;
+    lt__cuda_kv_fill(&h.kv, d, store, kv, &store->dst);
+    *out = (lt_cuda_step){.first = first, .n = norms + 3, .kernel = "heads_store", .block = {256, 1, 1},
+                          .grid = {(uint32_t)(q->dim[1] + 2 * k->dim[1]), (uint32_t)q->dim[0], 1},
+                          .shared_bytes = 2 * kv->head_dim * 4, .u.heads = h};
+    return true;
+}
+
+bool lt__cuda_fuse(lt_cuda_device *d, const lt_launch_list *list, size_t first, lt_cuda_step *out)
+{
+    switch (list->args[first]->op) {
+    case LT_OP_RMS_NORM: return heads(d, list, first, out) || chain(d, list, first, out);
+    case LT_OP_ADD: return chain(d, list, first, out);
+    case LT_OP_ROPE: return heads(d, list, first, out);
+    case LT_OP_SILU_MUL:
+    case LT_OP_GELU_MUL: return gate(list, first, out);
+    default: return false;
+    }
+}

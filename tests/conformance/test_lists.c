@@ -1,0 +1,91 @@
+/* Lists of launches on a card: small models of every kind give the same bits as graphs, fused, and launch by launch. */
+#include "session_common.h"
+
+#define TINY " --layers 3 --embd 256 --ff 512 --heads 4 --kv-heads 2 --head-dim 64 --vocab 512 --ctx 1024 "
+/* Windows, odd widths, heads that are no multiple of 32, grouped queries. */
+static const char *const models[] = {
+    "--arch llama --type Q4_K --seed 1" TINY,
+    "--arch llama --type F16 --seed 2" TINY,
+    "--arch llama --type Q8_0 --seed 3 --layers 2 --embd 160 --ff 288 --heads 4 --kv-heads 1 --head-dim 40 --vocab 333 --ctx 1024",
+    "--arch llama --type F32 --seed 4 --layers 2 --embd 72 --ff 100 --heads 3 --kv-heads 3 --head-dim 24 --vocab 301 --ctx 1024",
+    "--arch qwen2 --type Q5_K --seed 5" TINY,
+    "--arch qwen3 --type Q6_K --seed 6" TINY,
+    "--arch qwen3 --type Q4_0 --type-of attn_v=Q8_0 --type-of ffn_down=F16 --seed 7" TINY,
+    "--arch gemma3 --type Q4_K --seed 8 --layers 7 --embd 256 --ff 512 --heads 4 --kv-heads 2 --head-dim 64 --vocab 512 --ctx 1024",
+    "--arch gemma3 --type BF16 --seed 9 --layers 6 --embd 128 --ff 256 --heads 4 --kv-heads 1 --head-dim 256 --vocab 512 --ctx 1024",
+    "--arch phi3 --type Q4_K --seed 10" TINY,
+};
+static const char *const ways[] = {"graphs=0,fuse=0", "graphs=1,fuse=0", "graphs=0,fuse=1", "graphs=1,fuse=1"};
+enum { MODELS = sizeof models / sizeof *models, WAYS = sizeof ways / sizeof *ways };
+
+static lt_ctx *ctx;
+static const char *card;
+
+static outcome run(const char *path, const char *way, uint64_t budget, uint32_t batch, int prompt)
+{
+    char spec[256];
+    snprintf(spec, sizeof spec, "%s%s%s", card, strchr(card, ':') ? "," : ":", way);
+    job j = {.model = path, .device = spec, .budget = budget, .ctx = 700, .batch = batch, .prompt = prompt, .generate = 48};
+    outcome o = run_job(ctx, &j);
+    if (o.status != LT_OK)
+        fail_msg("%s: %s", spec, o.err.text);
+    return o;
+}
+
+static void same(const outcome *a, const outcome *b, const char *model, const char *way, const char *what)
+{
+    if (a->logits_hash != b->logits_hash || memcmp(a->ids, b->ids, sizeof a->ids) != 0)
+        fail_msg("%s: %s: other bits %s", model, way, what);
+}
+
+static void every_way_gives_the_same_bits(void **state)
+{
+    (void)state;
+    for (int m = 0; m < MODELS; m++) {
+        char path[64];
+        make_model(path, models[m]);
+        uint64_t kernels = 0;
+        for (int prompt = 5; prompt <= 300; prompt += 295) { /* the second is more than a page of the cache */
+            outcome first = run(path, ways[0], 0, 64, prompt);
+            assert_int_equal(first.report.device.graphs, 0);
+            kernels = first.report.device.launches;
+            for (int w = 1; w < WAYS; w++) {
+                outcome o = run(path, ways[w], 0, 64, prompt);
+                same(&first, &o, models[m], ways[w], "than launch by launch");
+                assert_int_equal(o.report.device.graphs, strstr(ways[w], "graphs=1") ? 48 : 0);
+                if (strstr(ways[w], "fuse=0"))
+                    assert_int_equal(o.report.device.launches, kernels);
+                else
+                    assert_true(o.report.device.launches < kernels);
+                if (w == WAYS - 1)
+                    print_message("%s: %lu kernels, fused %lu\n", models[m], kernels, o.report.device.launches);
+            }
+            outcome tight = run(path, ways[WAYS - 1], first.plan.smallest_budget_bytes, 16, prompt);
+            outcome plain = run(path, ways[0], first.plan.smallest_budget_bytes, 16, prompt);
+            assert_true(tight.plan.streamed_bytes > 0);
+            same(&plain, &tight, models[m], ways[WAYS - 1], "with streamed weights");
+        }
+        unlink(path);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(every_way_gives_the_same_bits)};
+    lt_err err = {0};
+    lt_device *dev = NULL;
+    card = getenv("LT_TEST_CARD") ? getenv("LT_TEST_CARD") : "cuda";
+    if (lt_ctx_create(NULL, &ctx, &err) != LT_OK || lt_device_open(ctx, card, &dev, &err) != LT_OK) {
+        printf("skipped: %s\n", err.text);
+        lt_ctx_destroy(ctx);
+        return getenv("LT_TEST_CARD") ? 1 : 77;
+    }
+    lt_device_close(dev);
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    if (lt_ctx_host_bytes(ctx)) {
+        print_error("%lu bytes of the context are left\n", lt_ctx_host_bytes(ctx));
+        failed = 1;
+    }
+    lt_ctx_destroy(ctx);
+    return failed;
+}
