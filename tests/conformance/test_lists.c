@@ -15,7 +15,7 @@ static const char *const models[] = {
     "--arch gemma3 --type BF16 --seed 9 --layers 6 --embd 128 --ff 256 --heads 4 --kv-heads 1 --head-dim 256 --vocab 512 --ctx 1024",
     "--arch phi3 --type Q4_K --seed 10" TINY,
 };
-static const char *const ways[] = {"graphs=0,fuse=0", "graphs=1,fuse=0", "graphs=0,fuse=1", "graphs=1,fuse=1"};
+static const char *const ways[] = {"graphs=0,fuse=0", "graphs=1,fuse=0", "graphs=0,fuse=1", "graphs=1,fuse=1,early=0", "graphs=1,fuse=1"};
 enum { MODELS = sizeof models / sizeof *models, WAYS = sizeof ways / sizeof *ways };
 
 static lt_ctx *ctx;
@@ -80,8 +80,8 @@ int main(void)
         lt_ctx_destroy(ctx);
         return getenv("LT_TEST_CARD") ? 1 : 77;
     }
+    int failed = cmocka_run_group_tests(tests, NULL, NULL); /* with the device open: its context is made once */
     lt_device_close(dev);
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
     if (lt_ctx_host_bytes(ctx)) {
         print_error("%lu bytes of the context are left\n", lt_ctx_host_bytes(ctx));
         failed = 1;

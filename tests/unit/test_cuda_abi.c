@@ -70,6 +70,13 @@ static void values_are_the_toolkits(void **state)
         SAME(offsetof(lt_cumemprop,flags),offsetof(CUmemAllocationProp,allocFlags)),
         SAME(sizeof(lt_cumemaccess), sizeof(CUmemAccessDesc)),
         SAME(sizeof(CUresult), sizeof(lt_curesult)),
+        SAME(sizeof(lt_culaunch), sizeof(CUlaunchConfig)),
+        SAME(offsetof(lt_culaunch, attrs), offsetof(CUlaunchConfig, attrs)),
+        SAME(offsetof(lt_culaunch, n_attrs), offsetof(CUlaunchConfig, numAttrs)),
+        SAME(sizeof(lt_culaunchattr), sizeof(CUlaunchAttribute)),
+        SAME(offsetof(lt_culaunchattr, value), offsetof(CUlaunchAttribute, value)),
+        SAME(LT_CU_LAUNCH_EARLY, CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION),
+        SAME(LT_CU_CAPTURE_RELAXED, CU_STREAM_CAPTURE_MODE_RELAXED),
         SAME(sizeof(lt_cumemhandle), sizeof(CUmemGenericAllocationHandle)),
     };
     for (size_t i = 0; i < sizeof list / sizeof *list; i++)
@@ -93,6 +100,14 @@ static void parameters_are_the_toolkits(void **state)
     PARAMETERS(CUresult(CUstream, CUhostFn, void *), cuLaunchHostFunc);
     PARAMETERS(CUresult(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream,
                         void **, void **), cuLaunchKernel);
+    PARAMETERS(CUresult(CUstream, CUstreamCaptureMode), cuStreamBeginCapture);
+    PARAMETERS(CUresult(CUstream, CUgraph *), cuStreamEndCapture);
+    PARAMETERS(CUresult(CUgraphExec *, CUgraph, unsigned long long), cuGraphInstantiateWithFlags);
+    PARAMETERS(CUresult(CUgraphExec, CUstream), cuGraphUpload);
+    PARAMETERS(CUresult(CUgraphExec, CUstream), cuGraphLaunch);
+    PARAMETERS(CUresult(CUgraphExec), cuGraphExecDestroy);
+    PARAMETERS(CUresult(CUgraph), cuGraphDestroy);
+    PARAMETERS(CUresult(const CUlaunchConfig *, CUfunction, void **, void **), cuLaunchKernelEx);
 }
 
 int main(void)

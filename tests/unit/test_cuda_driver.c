@@ -882,14 +882,14 @@ static void lists_are_replayed_as_graphs(void **state)
         OK(lt__list_run(r.q, &l.list, &r.err));
     OK(lt_queue_sync(r.q, &r.err));
     assert_int_equal(counts().launches, 3 * LISTED);
-    assert_int_equal(fake->calls("cuLaunchKernel"), LISTED);
+    assert_int_equal(fake->calls("cuLaunchKernel") + fake->calls("cuLaunchKernelEx"), LISTED);
     assert_int_equal(graph_runs(&r), 3);
     lt__list_free(r.dev, &l.list);
     assert_int_equal(counts().graphs, 0);
     l.list.replay = false; /* runs once: no graph */
     OK(lt__list_run(r.q, &l.list, &r.err));
     assert_int_equal(graph_runs(&r), 3);
-    assert_int_equal(fake->calls("cuLaunchKernel"), 2 * LISTED);
+    assert_int_equal(fake->calls("cuLaunchKernel") + fake->calls("cuLaunchKernelEx"), 2 * LISTED);
     lt__list_free(r.dev, &l.list);
     assert_int_equal(lt__list_run(r.copy, &l.list, &r.err), LT_E_INVALID);
     l.args[3].src[0].dim[1] = 63;
@@ -907,11 +907,11 @@ static void refused_graphs_run_launch_by_launch(void **state)
     static const char *const calls[] = {"cuStreamCreate", "cuStreamBeginCapture_v2", "cuStreamEndCapture", "cuLaunchKernel",
                                         "cuGraphInstantiateWithFlags", "cuGraphUpload", "cuStreamSynchronize", "cuGraphLaunch"};
     static const char *const specs[] = {"cuda:graphs=0," LT_CUDA_FAKE, "cuda:sync-check=1," LT_CUDA_FAKE,
-                                        "cuda:fail=graph:1," LT_CUDA_FAKE, "cuda:fail=graph:2," LT_CUDA_FAKE};
+                                        "cuda:early=0,fail=graph:1," LT_CUDA_FAKE, "cuda:early=0,fail=graph:2," LT_CUDA_FAKE};
     const size_t n = sizeof calls / sizeof *calls, m = sizeof specs / sizeof *specs;
     for (size_t i = 0; i < n + m; i++) {
         listed l;
-        rig r = open_listed(i < n ? "cuda:" LT_CUDA_FAKE : specs[i - n], &l);
+        rig r = open_listed(i < n ? "cuda:early=0," LT_CUDA_FAKE : specs[i - n], &l);
         if (i < n)
             fake->fail_call(calls[i], 1, LT_CU_OUT_OF_MEMORY);
         OK(lt__list_compile(r.dev, &l.list, &r.err));
@@ -919,6 +919,27 @@ static void refused_graphs_run_launch_by_launch(void **state)
         OK(lt_queue_sync(r.q, &r.err));
         assert_int_equal(counts().launches, LISTED);
         assert_int_equal(graph_runs(&r), 0);
+        lt__list_free(r.dev, &l.list);
+        close_rig(&r);
+    }
+}
+
+/* Early launches are tried first where the card is new enough, and done without when they fail. */
+static void early_launches_may_be_refused(void **state)
+{
+    (void)state;
+    if (!lt__cuda_images[0].family || last_arch() < 90)
+        skip();
+    for (int i = 0; i < 3; i++) {
+        listed l;
+        rig r = open_listed("cuda:" LT_CUDA_FAKE, &l);
+        if (i == 1)
+            fake->fail_call("cuLaunchKernelEx", 3, LT_CU_NOT_SUPPORTED);
+        if (i == 2)
+            fake->fail_call("cuGraphInstantiateWithFlags", 1, LT_CU_NOT_SUPPORTED);
+        OK(lt__list_run(r.q, &l.list, &r.err));
+        assert_int_equal(graph_runs(&r), 1);
+        assert_int_equal(fake->calls("cuLaunchKernel"), i ? LISTED : 0);
         lt__list_free(r.dev, &l.list);
         close_rig(&r);
     }
@@ -1022,6 +1043,7 @@ int main(void)
         cmocka_unit_test(sync_check_names_the_kernel),
         cmocka_unit_test(lists_are_replayed_as_graphs),
         cmocka_unit_test(refused_graphs_run_launch_by_launch),
+        cmocka_unit_test(early_launches_may_be_refused),
         cmocka_unit_test(neighbours_are_fused),
         cmocka_unit_test(lists_fail_as_their_launches_do),
     };

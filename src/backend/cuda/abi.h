@@ -90,6 +90,18 @@ typedef struct lt_cumemaccess { lt_cumemlocation location; int flags; } lt_cumem
 
 enum { LT_CU_CAPTURE_RELAXED = 2 };
 
+typedef struct lt_culaunchattr {
+    int  id, pad;
+    union { char room[64]; int flag; } value;
+} lt_culaunchattr;
+typedef struct lt_culaunch {
+    unsigned         grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes;
+    CUstream         stream;
+    lt_culaunchattr *attrs;
+    unsigned         n_attrs;
+} lt_culaunch;
+enum { LT_CU_LAUNCH_EARLY = 6 }; /* programmatic stream serialization */
+
 typedef void lt_cuhostfn(void *user);
 
 /* X(member, symbol, required, parameters). The symbol is the version whose parameters these are. */
@@ -149,6 +161,8 @@ typedef void lt_cuhostfn(void *user);
     X(launch, "cuLaunchKernel", 1,                                                                                     \
       (CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,     \
        unsigned block_z, unsigned shared_bytes, CUstream stream, void **params, void **extra))                          \
+    X(launch_ex, "cuLaunchKernelEx", 0,                                                                                \
+      (const lt_culaunch *config, CUfunction function, void **params, void **extra))                                   \
     X(capture_begin, "cuStreamBeginCapture_v2", 0, (CUstream stream, int mode))                                        \
     X(capture_end, "cuStreamEndCapture", 0, (CUstream stream, CUgraph *out))                                           \
     X(graph_instantiate, "cuGraphInstantiateWithFlags", 0,                                                             \

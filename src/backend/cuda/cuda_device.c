@@ -65,7 +65,7 @@ const lt_cuda_props *lt__cuda_device_props(const lt_cuda_device *dev) { return &
 
 typedef struct cuda_options {
     uint64_t ordinal, recycle_bytes, fail[LT_CUDA_FAULT_COUNT];
-    bool     sync_check, vmm, kernels, graphs, fuse;
+    bool     sync_check, vmm, kernels, graphs, fuse, early;
     char     driver[256], nvml[256];
 } cuda_options;
 
@@ -113,7 +113,7 @@ static lt_status cuda_option(void *user, const char *key, const char *value, lt_
     const struct {
         const char *key;
         bool       *out;
-    } flags[] = {{"sync-check", &o->sync_check}, {"vmm", &o->vmm}, {"kernels", &o->kernels}, {"graphs", &o->graphs}, {"fuse", &o->fuse}};
+    } flags[] = {{"sync-check", &o->sync_check}, {"vmm", &o->vmm}, {"kernels", &o->kernels}, {"graphs", &o->graphs}, {"fuse", &o->fuse}, {"early", &o->early}};
     uint64_t n = 0;
     for (size_t i = 0; i < sizeof flags / sizeof *flags; i++)
         if (!strcmp(key, flags[i].key)) {
@@ -135,7 +135,7 @@ static lt_status cuda_option(void *user, const char *key, const char *value, lt_
     if (!strcmp(key, "fail"))
         return parse_fail(value, o, err);
     return lt__fail(err, LT_E_INVALID,
-                    "cuda has no option '%s'; it has device, sync-check, vmm, recycle, kernels, graphs, fuse, driver, nvml, fail", key);
+                    "cuda has no option '%s'; it has device, sync-check, vmm, recycle, kernels, graphs, fuse, early, driver, nvml, fail", key);
 }
 
 /* SASS of one compute capability runs on later ones of the same major; PTX of the last on all above. */
@@ -329,7 +329,7 @@ static lt_status start_device(lt_cuda_device *d, const cuda_options *o, lt_err *
 
 static lt_status cuda_open(lt_ctx *ctx, const char *opts, lt_device **out, lt_err *err)
 {
-    cuda_options o = {.vmm = true, .kernels = true, .graphs = true, .fuse = true};
+    cuda_options o = {.vmm = true, .kernels = true, .graphs = true, .fuse = true, .early = true};
     lt_status s = lt__spec_parse(opts, cuda_option, &o, err);
     if (s != LT_OK)
         return s;
@@ -343,6 +343,7 @@ static lt_status cuda_open(lt_ctx *ctx, const char *opts, lt_device **out, lt_er
     d->kernels = o.kernels;
     d->graphs = o.graphs;
     d->fuse = o.fuse;
+    d->early = o.early;
     pthread_mutex_init(&d->lock, NULL);
     pthread_mutex_init(&d->time_lock, NULL);
     pthread_mutex_init(&d->bounce.lock, NULL);

@@ -150,6 +150,7 @@ typedef struct lt_cuda_lists {
     pthread_mutex_t lock;     /* one capture at a time */
     _Atomic(CUstream) stream; /* captures only; no work ever runs on it but uploads */
     uint64_t        captured; /* kernels since the capture began */
+    bool            early;    /* capture kernels so that each is launched while the one before ends */
 } lt_cuda_lists;
 
 /* --- reports of kernels, wrong.c ---------------------------------------------------- */
@@ -172,7 +173,7 @@ struct lt_cuda_device {
     CUcontext        context;
     lt_cuda_props    props;
     char             name[64], spoken[24]; /* "NVIDIA H200"; "CUDA 13.0" */
-    bool             vmm, sync_check, read_only_register, kernels, graphs, fuse;
+    bool             vmm, sync_check, read_only_register, kernels, graphs, fuse, early;
     uint64_t         total_bytes;
     _Atomic uint64_t fixed_bytes;
     _Atomic uint64_t fail_in[LT_CUDA_FAULT_COUNT];

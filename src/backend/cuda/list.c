@@ -77,41 +77,58 @@ static lt_status capture(lt_cuda_device *d, compiled *c, CUgraph *out, lt_err *e
     return s;
 }
 
-/* Uploaded too, so that the first replay takes nothing more from the driver. Under the lists' lock. */
+/* Uploaded too, so that the first replay takes nothing more from the driver. */
+static lt_status instantiate(lt_cuda_device *d, compiled *c, CUgraph graph, lt_err *err)
+{
+    CUstream stream = d->lists.stream;
+    lt_curesult r = d->cu.graph_instantiate(&c->graph, graph, 0);
+    if (r != LT_CU_OK)
+        c->graph = NULL;
+    else if ((r = d->cu.graph_upload(c->graph, stream)) == LT_CU_OK)
+        r = d->cu.stream_sync(stream);
+    if (r == LT_CU_OK)
+        return LT_OK;
+    if (c->graph)
+        (void)d->cu.graph_exec_destroy(c->graph);
+    c->graph = NULL;
+    return lt__cuda_fail(d, err, r, "cuda: a graph of %" PRIu64 " kernels cannot be made ready", c->kernels);
+}
+
+static lt_status capture_and_instantiate(lt_cuda_device *d, compiled *c, bool early, lt_err *err)
+{
+    CUgraph graph = NULL;
+    d->lists.early = early;
+    lt_status s = capture(d, c, &graph, err);
+    d->lists.early = false;
+    if (s == LT_OK)
+        s = instantiate(d, c, graph, err);
+    if (graph)
+        (void)d->cu.graph_destroy(graph);
+    return s;
+}
+
+/* Early launches came with CUDA 12.3 to graphs; a driver that refuses them gets a graph without. Under the lists' lock. */
 static lt_status make_graph(lt_cuda_device *d, compiled *c, lt_err *err)
 {
     size_t before = 0, after = 0, total = 0;
-    lt_curesult r = LT_CU_OK;
     CUstream stream = atomic_load_explicit(&d->lists.stream, memory_order_relaxed);
     if (!stream) {
-        if ((r = d->cu.stream_create(&stream, LT_CU_STREAM_NON_BLOCKING)) != LT_CU_OK)
+        lt_curesult r = d->cu.stream_create(&stream, LT_CU_STREAM_NON_BLOCKING);
+        if (r != LT_CU_OK)
             return lt__cuda_fail(d, err, r, "cuda: no stream to capture graphs on");
         atomic_store_explicit(&d->lists.stream, stream, memory_order_relaxed);
     }
     (void)d->cu.memory_info(&before, &total);
-    CUgraph graph = NULL;
-    lt_status s = capture(d, c, &graph, err);
-    if (s == LT_OK) {
-        r = d->cu.graph_instantiate(&c->graph, graph, 0);
-        if (r == LT_CU_OK)
-            r = d->cu.graph_upload(c->graph, stream);
-        else
-            c->graph = NULL;
-        if (r == LT_CU_OK)
-            r = d->cu.stream_sync(stream);
-        if (r != LT_CU_OK)
-            s = lt__cuda_fail(d, err, r, "cuda: a graph of %" PRIu64 " kernels cannot be made ready", c->kernels);
-    }
-    if (graph)
-        (void)d->cu.graph_destroy(graph);
-    if (s != LT_OK && c->graph) {
-        (void)d->cu.graph_exec_destroy(c->graph);
-        c->graph = NULL;
+    bool early = d->early && d->cu.launch_ex && d->props.major >= 9 && d->cu.version >= 12030;
+    lt_status s = capture_and_instantiate(d, c, early, err);
+    if (s != LT_OK && early && !atomic_load_explicit(&d->lost, memory_order_acquire)) {
+        early = false;
+        s = capture_and_instantiate(d, c, false, err);
     }
     (void)d->cu.memory_info(&after, &total);
     if (s == LT_OK)
-        lt__log(d->base.ctx, LT_LOG_DEBUG, "cuda", "a graph of %" PRIu64 " kernels for %zu launches took %zu bytes of the device",
-                c->kernels, c->list->n, before > after ? before - after : 0);
+        lt__log(d->base.ctx, LT_LOG_DEBUG, "cuda", "a graph of %" PRIu64 " kernels%s for %zu launches took %zu bytes of the device",
+                c->kernels, early ? ", launched early," : "", c->list->n, before > after ? before - after : 0);
     return s;
 }
 

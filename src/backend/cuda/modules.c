@@ -223,6 +223,24 @@ static lt_status allow_shared(lt_cuda_device *d, lt_cuda_function *fn, uint32_t 
     return LT_OK;
 }
 
+/* Kernels that call lt_begin before all else, so that they may be launched while the one before still runs. */
+static bool begins_with_wait(const char *family)
+{
+    static const char *const all[] = {"rows", "fused", "linear", "attention"};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        if (!strcmp(all[i], family))
+            return true;
+    return false;
+}
+
+static lt_curesult launch_early(lt_cuda_device *d, CUfunction function, lt_cuda_dim grid, lt_cuda_dim block, uint32_t shared_bytes,
+                                CUstream stream, void **params)
+{
+    lt_culaunchattr early = {.id = LT_CU_LAUNCH_EARLY, .value.flag = 1};
+    lt_culaunch c = {grid.x, grid.y, grid.z, block.x, block.y, block.z, shared_bytes, stream, &early, 1};
+    return d->cu.launch_ex(&c, function, params, NULL);
+}
+
 lt_status lt__cuda_launch(lt_cuda_device *d, const char *family, const char *kernel, lt_cuda_dim grid, lt_cuda_dim block,
                           uint32_t shared_bytes, CUstream stream, void **params, const lt_op_args *args, lt_err *err)
 {
@@ -239,12 +257,14 @@ lt_status lt__cuda_launch(lt_cuda_device *d, const char *family, const char *ker
     pthread_mutex_unlock(&d->modules.lock);
     if (s != LT_OK)
         return s;
-    lt_curesult r = lt__cuda_fault(d, LT_CUDA_FAULT_launch)
-                        ? LT_CU_LAUNCH_FAILED
+    bool capture = stream == atomic_load_explicit(&d->lists.stream, memory_order_relaxed); /* under the lists' lock */
+    lt_curesult r = lt__cuda_fault(d, LT_CUDA_FAULT_launch) ? LT_CU_LAUNCH_FAILED
+                    : capture && d->lists.early && begins_with_wait(family)
+                        ? launch_early(d, function, grid, block, shared_bytes, stream, params)
                         : d->cu.launch(function, grid.x, grid.y, grid.z, block.x, block.y, block.z, shared_bytes, stream,
                                        params, NULL);
     if (r == LT_CU_OK) {
-        if (stream == atomic_load_explicit(&d->lists.stream, memory_order_relaxed)) /* under the lists' lock */
+        if (capture)
             d->lists.captured++;
         else
             atomic_fetch_add_explicit(&d->launches, 1, memory_order_relaxed);

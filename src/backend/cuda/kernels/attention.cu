@@ -152,6 +152,7 @@ LT_DEV bool can_see(const lt_cuda_attention &a, int pos, int from)
 extern "C" __global__ void __launch_bounds__(THREADS) attention(lt_cuda_attention a)
 {
     __shared__ float q[DIM_MAX], p[LT_PAGE], sh[THREADS / 32 + 1];
+    lt_begin();
     const int head = (int)blockIdx.x, t = (int)blockIdx.y, part = (int)blockIdx.z;
     const int pos = ((const int *)a.pos)[t], from = first_visible(a, pos);
     if (!can_see(a, pos, from))
@@ -191,6 +192,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(lt_cuda_attentio
 
 extern "C" __global__ void __launch_bounds__(THREADS) attention_merge(lt_cuda_attention a)
 {
+    lt_begin();
     const int head = (int)blockIdx.x, t = (int)blockIdx.y, pos = ((const int *)a.pos)[t];
     const int pages = pos / LT_PAGE - first_visible(a, pos) / LT_PAGE + 1;
     if (pos < 0 || pages > a.kv.pages)

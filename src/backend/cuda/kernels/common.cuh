@@ -93,6 +93,16 @@ LT_DEV float lt_tree_block(float a, float *sh)
     return r;
 }
 
+/* First in every kernel: waits for the work before, where a graph may have launched this kernel early
+ * (modules.c), and lets the next one be launched. Only what no kernel ever writes may be read above. */
+LT_DEV void lt_begin()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 /* The first report stays until the host has seen it. */
 LT_DEV void lt_wrong(uint64_t wrong, uint64_t name, int kind, int value)
 {

@@ -37,6 +37,7 @@ extern "C" __global__ void __launch_bounds__(1024) chain(lt_cuda_chain a)
 {
     extern __shared__ float t[];
     __shared__ float sh[ACCS];
+    lt_begin();
     const int64_t row = blockIdx.x;
     const int first = (int)threadIdx.x, step = (int)blockDim.x;
     const float *x = lt_at<const float>(a.a, row * a.a_row), *b = lt_at<const float>(a.b, row * a.b_row);
@@ -76,6 +77,7 @@ extern "C" __global__ void __launch_bounds__(1024) chain(lt_cuda_chain a)
 
 extern "C" __global__ void __launch_bounds__(256) gate_quantize(lt_cuda_gate a)
 {
+    lt_begin();
     const int lane = (int)threadIdx.x % 32, blocks = a.cols / 32;
     const int64_t unit = (int64_t)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
     if (unit >= (int64_t)a.rows * blocks)
@@ -94,6 +96,7 @@ extern "C" __global__ void __launch_bounds__(256) heads_store(lt_cuda_heads a)
 {
     extern __shared__ float t[]; /* the head as it came, and rotated */
     __shared__ float sh[ACCS];
+    lt_begin();
     const int dim = a.kv.head_dim, token = (int)blockIdx.y, first = (int)threadIdx.x;
     int h = (int)blockIdx.x;
     const int which = h < a.heads ? 0 : h < a.heads + a.kv.kv_heads ? 1 : 2;

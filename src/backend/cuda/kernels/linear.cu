@@ -62,6 +62,7 @@ LT_DEV int64_t token_at(const lt_cuda_linear &a, int t) { return (t < a.tokens ?
 
 template <int dt, int tokens> LT_DEV void linear_quant(const lt_cuda_linear &a)
 {
+    lt_begin();
     const lt_place at = place_of(a, 4 * WARPS, tokens);
     const int lane = (int)threadIdx.x % 32, r = at.row + (int)threadIdx.x / 8, blocks = a.cols / 32;
     const uint8_t *w = lt_at<const uint8_t>(at.part->w, (r < at.part->rows ? r : at.part->rows - 1) * at.part->w_stride);
@@ -141,6 +142,7 @@ LT_DEV float tree_256(float (&acc)[8])
 /* A lane that has no element left adds nothing: fma(0, x, a) would turn -0 and NaN. */
 template <typename T, int tokens, bool aligned> LT_DEV void linear_float(const lt_cuda_linear &a)
 {
+    lt_begin();
     const lt_place at = place_of(a, WARPS, tokens);
     const int lane = (int)threadIdx.x % 32, r = at.row + (int)threadIdx.x / 32;
     const uint8_t *w = lt_at<const uint8_t>(at.part->w, (r < at.part->rows ? r : at.part->rows - 1) * at.part->w_stride);

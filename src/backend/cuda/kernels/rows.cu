@@ -4,6 +4,7 @@
 /* One warp quantises 32 elements of a row. b is not used. */
 extern "C" __global__ void quantize_rows(lt_cuda_rows a)
 {
+    lt_begin();
     const int lane = (int)threadIdx.x % 32, blocks = a.cols / 32;
     const int64_t unit = (int64_t)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
     if (unit >= (int64_t)a.outer * blocks)
@@ -16,6 +17,7 @@ extern "C" __global__ void quantize_rows(lt_cuda_rows a)
 extern "C" __global__ void rms_norm(lt_cuda_rows a)
 {
     __shared__ float sh[256];
+    lt_begin();
     const int o = (int)blockIdx.x / a.inner, n = (int)blockIdx.x % a.inner;
     const float *x = lt_at<const float>(a.a, o * a.a_outer + n * a.a_inner), *w = (const float *)a.b;
     float *y = lt_at<float>(a.y, o * a.y_outer + n * a.y_inner), ss = 0;
@@ -31,6 +33,7 @@ extern "C" __global__ void rms_norm(lt_cuda_rows a)
  * negative for pairs (0,1), (2,3); positive for halves. */
 extern "C" __global__ void rope(lt_cuda_rows a)
 {
+    lt_begin();
     const int rotated = a.extra < 0 ? -a.extra : a.extra, pairs = rotated / 2, units = pairs + (a.cols - rotated);
     const int64_t id = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (id >= (int64_t)a.outer * a.inner * units)
@@ -62,28 +65,33 @@ template <typename F> LT_DEV void each(const lt_cuda_rows &a, F f)
 /* b_outer is 0 for ADD_ROW; extra is b's inner stride in bytes. */
 extern "C" __global__ void add_rows(lt_cuda_rows a)
 {
+    lt_begin();
     each(a, [](float x, float z) { return lt_add(x, z); });
 }
 
 extern "C" __global__ void scale_rows(lt_cuda_rows a)
 {
+    lt_begin();
     const float f = a.value;
     each(a, [f](float x, float) { return lt_mul(x, f); });
 }
 
 extern "C" __global__ void silu_mul(lt_cuda_rows a)
 {
+    lt_begin();
     each(a, [](float x, float z) { return silu_times(x, z); });
 }
 
 extern "C" __global__ void gelu_mul(lt_cuda_rows a)
 {
+    lt_begin();
     each(a, [](float x, float z) { return gelu_times(x, z); });
 }
 
 /* y[n] = a[b[n]]; an index out of range is reported. outer: rows of y, inner: rows of a. */
 extern "C" __global__ void take_rows(lt_cuda_rows a)
 {
+    lt_begin();
     const int64_t id = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (id >= (int64_t)a.outer * a.cols)
         return;
@@ -98,6 +106,7 @@ extern "C" __global__ void take_rows(lt_cuda_rows a)
 /* One warp for 32 elements of one row; grid.y 0 writes K, 1 writes V. */
 extern "C" __global__ void kv_store(lt_cuda_kv_store a)
 {
+    lt_begin();
     const int lane = (int)threadIdx.x % 32, pieces = (a.kv.head_dim + 31) / 32;
     const int64_t unit = (int64_t)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
     if (unit >= (int64_t)a.tokens * a.kv.kv_heads * pieces)
