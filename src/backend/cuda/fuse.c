@@ -191,10 +191,22 @@ static bool heads(lt_cuda_device *d, const lt_launch_list *list, size_t first, l
     return true;
 }
 
+/* Prompts go to tensor cores where there are some; a group would take another way. */
+static bool products(lt_cuda_device *d, const lt_launch_list *list, size_t first, lt_cuda_step *out)
+{
+    const lt_op_args *const *a = list->args + first;
+    uint32_t n = 1;
+    while (first + n < list->n && !a[n]->prefill && a[n]->op == LT_OP_LINEAR && lt__cuda_linear_group_ok(d, a, n + 1))
+        n++;
+    *out = (lt_cuda_step){.first = first, .n = n};
+    return n > 1 && !a[0]->prefill;
+}
+
 bool lt__cuda_fuse(lt_cuda_device *d, const lt_launch_list *list, size_t first, lt_cuda_step *out)
 {
     switch (list->args[first]->op) {
     case LT_OP_RMS_NORM: return heads(d, list, first, out) || chain(d, list, first, out);
+    case LT_OP_LINEAR: return products(d, list, first, out);
     case LT_OP_ADD: return chain(d, list, first, out);
     case LT_OP_ROPE: return heads(d, list, first, out);
     case LT_OP_SILU_MUL:

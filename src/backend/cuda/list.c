@@ -53,6 +53,8 @@ static lt_status run_step(lt_cuda_device *d, CUstream stream, const compiled *c,
     const lt_op_args *args = c->list->args[p->first];
     if (p->row)
         return p->row->launch(d, stream, args, err);
+    if (!p->kernel)
+        return lt__cuda_linear_group(d, stream, c->list->args + p->first, (uint32_t)p->n, err);
     return lt__cuda_launch(d, "fused", p->kernel, p->grid, p->block, p->shared_bytes, stream, (void *[]){&p->u}, args, err);
 }
 

@@ -5,12 +5,12 @@
 #include "backend/cuda/device.h"
 #include "backend/cuda/launch.h"
 
-/* Ops first .. first + n of a list, given to the driver at once: an op by its row, or neighbours by a kernel of
- * the family `fused`. */
+/* Ops first .. first + n of a list, given to the driver at once: an op by its row, products of one x as a group,
+ * or neighbours by a kernel of the family `fused`. */
 typedef struct lt_cuda_step {
     size_t             first, n;
-    const lt_cuda_row *row;    /* of an op that stays alone; else NULL, and all below */
-    const char        *kernel;
+    const lt_cuda_row *row;    /* of an op that stays alone, else NULL */
+    const char        *kernel; /* of the family, else NULL: a group of products */
     lt_cuda_dim        grid, block;
     uint32_t           shared_bytes;
     union {
