@@ -58,14 +58,19 @@ lt_tid lt__engine_find(const lt__engine *e, lt_role role, uint32_t group)
     return LT_NO_TENSOR;
 }
 
-static lt_addr tensor_addr(const lt__engine *e, lt_tid id)
+uint64_t lt__engine_input_offset(const lt__engine *e, lt_tid t, uint32_t tokens, uint32_t rows)
+{
+    return lt__graph_input_offset(e->graph, t, tokens, rows, LT__PLAN_ALIGN);
+}
+
+static lt_addr tensor_addr(const lt__engine *e, lt_tid id, uint32_t tokens, uint32_t rows)
 {
     const lt_tensor *t = tensor_of(e, id);
     if (t->base != LT_NO_TENSOR)
-        return tensor_addr(e, t->base) + t->base_offset;
+        return tensor_addr(e, t->base, tokens, rows) + t->base_offset;
     switch (t->kind) {
     case LT_TENSOR_ACT: return e->act.addr + t->offset;
-    case LT_TENSOR_INPUT:
+    case LT_TENSOR_INPUT: return e->io.addr + (t->dim[0] < 0 ? lt__engine_input_offset(e, id, tokens, rows) : t->offset);
     case LT_TENSOR_OUTPUT: return e->io.addr + t->offset;
     case LT_TENSOR_STATE: return e->kv[t->group].addr;
     case LT_TENSOR_WEIGHT: break;
@@ -76,7 +81,7 @@ static lt_addr tensor_addr(const lt__engine *e, lt_tid id)
 static lt_view tensor_view(const lt__engine *e, lt_tid id, uint32_t tokens, uint32_t rows)
 {
     lt_view v;
-    lt__tensor_view(tensor_of(e, id), tensor_addr(e, id), tokens, rows, &v);
+    lt__tensor_view(tensor_of(e, id), tensor_addr(e, id, tokens, rows), tokens, rows, &v);
     return v;
 }
 
@@ -433,22 +438,27 @@ void lt__engine_destroy(lt__engine *e)
 
 lt_status lt__engine_write(lt__engine *e, lt_tid t, const void *data, uint64_t bytes, lt_err *err)
 {
-    return lt_queue_copy_in(e->queue, tensor_addr(e, t), data, bytes, err);
+    return lt_queue_copy_in(e->queue, e->io.addr + tensor_of(e, t)->offset, data, bytes, err);
+}
+
+lt_status lt__engine_write_inputs(lt__engine *e, uint64_t offset, const void *data, uint64_t bytes, lt_err *err)
+{
+    return lt_queue_copy_in(e->queue, e->io.addr + offset, data, bytes, err);
 }
 
 lt_status lt__engine_read(lt__engine *e, lt_tid t, void *data, uint64_t bytes, lt_err *err)
 {
-    return lt_queue_copy_out(e->queue, data, tensor_addr(e, t), bytes, err);
+    return lt_queue_copy_out(e->queue, data, e->io.addr + tensor_of(e, t)->offset, bytes, err);
 }
 
 lt_status lt__engine_save(lt__engine *e, lt_tid t, uint64_t offset, void *data, uint64_t bytes, lt_err *err)
 {
-    return lt_queue_copy_out(e->queue, data, tensor_addr(e, t) + offset, bytes, err);
+    return lt_queue_copy_out(e->queue, data, tensor_addr(e, t, 1, 1) + offset, bytes, err);
 }
 
 lt_status lt__engine_restore(lt__engine *e, lt_tid t, uint64_t offset, const void *data, uint64_t bytes, lt_err *err)
 {
-    return lt_queue_copy_in(e->queue, tensor_addr(e, t) + offset, data, bytes, err);
+    return lt_queue_copy_in(e->queue, tensor_addr(e, t, 1, 1) + offset, data, bytes, err);
 }
 
 lt_status lt__engine_sync(lt__engine *e, lt_err *err) { return lt_queue_sync(e->queue, err); }

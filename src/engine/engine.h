@@ -32,8 +32,12 @@ void lt__engine_destroy(lt__engine *e);
 
 /* Inputs and outputs are found by role and group; LT_NO_TENSOR when the graph has none. */
 lt_tid lt__engine_find(const lt__engine *e, lt_role role, uint32_t group);
-/* Enqueues a copy; `data` must live until the next sync. */
+/* Enqueues a copy; `data` must live until the next sync. An input of fixed length. */
 LT_NODISCARD lt_status lt__engine_write(lt__engine *e, lt_tid t, const void *data, uint64_t bytes, lt_err *err);
+/* Inputs that are as long as the pass lie behind each other, where the pass's tokens and rows put them (those of
+ * lt__engine_run); of LT_NO_TENSOR: their end. One write may fill several. */
+uint64_t lt__engine_input_offset(const lt__engine *e, lt_tid t, uint32_t tokens, uint32_t rows);
+LT_NODISCARD lt_status lt__engine_write_inputs(lt__engine *e, uint64_t offset, const void *data, uint64_t bytes, lt_err *err);
 LT_NODISCARD lt_status lt__engine_read(lt__engine *e, lt_tid t, void *data, uint64_t bytes, lt_err *err);
 /* Of a tensor of state (LT_ROLE_KV), from `offset` on. */
 LT_NODISCARD lt_status

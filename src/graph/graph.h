@@ -96,6 +96,10 @@ lt__graph_layout(lt_graph *g, uint32_t tokens, uint32_t rows, uint64_t align, ui
 /* Io area (inputs and outputs) likewise, without reuse. */
 LT_NODISCARD lt_status
 lt__graph_layout_io(lt_graph *g, uint32_t tokens, uint32_t rows, uint64_t align, uint64_t *bytes, lt_err *err);
+/* Where in the io area an input of TOKENS or ROWS lies in a pass of that many, at most those of layout_io: such
+ * inputs come first and close up, so that one copy fills them. Of LT_NO_TENSOR: their end. The first one's offset
+ * is 0 in every pass. */
+uint64_t lt__graph_input_offset(const lt_graph *g, lt_tid id, uint32_t tokens, uint32_t rows, uint64_t align);
 /* UINT64_MAX on overflow. A window: from its first byte, rows at the base's stride. */
 uint64_t lt__tensor_bytes(const lt_tensor *t, uint32_t tokens, uint32_t rows);
 /* The view of a launch, given where the tensor (or window) starts. */

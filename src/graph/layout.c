@@ -155,6 +155,26 @@ done:
     return s;
 }
 
+/* An input as long as the pass has tokens or rows; those come first, so that one copy fills all of a pass's. */
+static bool of_pass(const lt_tensor *t)
+{
+    return t->kind == LT_TENSOR_INPUT && t->base == LT_NO_TENSOR && t->dim[0] < 0;
+}
+
+static bool in_io(const lt_tensor *t)
+{
+    return (t->kind == LT_TENSOR_INPUT || t->kind == LT_TENSOR_OUTPUT) && t->base == LT_NO_TENSOR;
+}
+
+uint64_t lt__graph_input_offset(const lt_graph *g, lt_tid id, uint32_t tokens, uint32_t rows, uint64_t align)
+{
+    uint64_t at = 0;
+    for (size_t i = 0; i < g->n_tensors && i != id; i++)
+        if (of_pass(&g->tensors[i]))
+            at += lt__round_up(lt__tensor_bytes(&g->tensors[i], tokens, rows), align);
+    return at;
+}
+
 lt_status lt__graph_layout_io(lt_graph *g, uint32_t tokens, uint32_t rows, uint64_t align, uint64_t *bytes,
                               lt_err *err)
 {
@@ -162,20 +182,21 @@ lt_status lt__graph_layout_io(lt_graph *g, uint32_t tokens, uint32_t rows, uint6
     if (s != LT_OK)
         return s;
     uint64_t at = 0;
-    for (size_t i = 0; i < g->n_tensors; i++) {
-        lt_tensor *t = &g->tensors[i];
-        if ((t->kind != LT_TENSOR_INPUT && t->kind != LT_TENSOR_OUTPUT) || t->base != LT_NO_TENSOR)
-            continue;
-        if (t->dim[0] == 0)
-            return lt__fail(err, LT_E_INVALID, "layout: the length of '%s' was not set", t->name);
-        uint64_t size = 0, end;
-        if ((s = size_of(t, tokens, rows, align, &size, err)) != LT_OK)
-            return s;
-        if (!lt__add_u64(at, size, &end))
-            return lt__fail(err, LT_E_INVALID, "layout: inputs and outputs for %u tokens overflow 64 bits", tokens);
-        t->offset = at;
-        at = end;
-    }
+    for (int rest = 0; rest < 2; rest++)
+        for (size_t i = 0; i < g->n_tensors; i++) {
+            lt_tensor *t = &g->tensors[i];
+            if (!in_io(t) || of_pass(t) == rest)
+                continue;
+            if (t->dim[0] == 0)
+                return lt__fail(err, LT_E_INVALID, "layout: the length of '%s' was not set", t->name);
+            uint64_t size = 0, end;
+            if ((s = size_of(t, tokens, rows, align, &size, err)) != LT_OK)
+                return s;
+            if (!lt__add_u64(at, size, &end))
+                return lt__fail(err, LT_E_INVALID, "layout: inputs and outputs for %u tokens overflow 64 bits", tokens);
+            t->offset = at;
+            at = end;
+        }
     for (size_t i = 0; i < g->n_tensors; i++) {
         lt_tensor *t = &g->tensors[i];
         if ((t->kind == LT_TENSOR_INPUT || t->kind == LT_TENSOR_OUTPUT) && t->base != LT_NO_TENSOR)

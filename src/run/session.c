@@ -1,4 +1,5 @@
 /* session.c - one sequence of a model at work: passes, KV positions, logits, accounting. */
+#include <math.h>
 #include <string.h>
 
 #include "base/host.h"
@@ -73,50 +74,67 @@ static lt_status alloc_tables(lt_session *s, lt_err *err)
     s->converted = lt__alloc_array(s->ctx, s->model->n_weights, sizeof *s->converted);
     s->row_bytes = s->model->weights[s->model->embd_weight].info->bytes / s->model->hp.vocab;
     s->row_buf = lt__alloc(s->ctx, s->row_bytes);
-    bool ok = s->files && s->sources && s->converted && s->row_buf;
+    for (uint32_t r = 0; r < s->model->hp.rope_sets; r++)
+        s->next_rope_bytes += s->model->hp.rope[r].rotated * sizeof(float);
+    s->next_rope = lt__alloc(s->ctx, s->next_rope_bytes);
+    s->next_pos = -1;
+    bool ok = s->files && s->sources && s->converted && s->row_buf && s->next_rope;
     return ok ? LT_OK : lt__fail_oom(err, s->model->n_weights * sizeof *s->sources, "the weights' sources");
+}
+
+#define PAGE ((size_t)4096)
+
+static lt_status alloc_area(lt_session *s, lt__host_area *a, uint64_t bytes, lt_err *err)
+{
+    lt_device_info info;
+    lt_err why;
+    lt_device_get_info(s->dev, &info);
+    a->bytes = (size_t)lt__round_up(bytes, PAGE);
+    a->block = lt__alloc(s->ctx, a->bytes + PAGE);
+    if (!a->block)
+        return lt__fail_oom(err, a->bytes + PAGE, "the session's inputs and outputs");
+    a->at = (uint8_t *)lt__round_up((uintptr_t)a->block, PAGE);
+    bool gains = !info.host_visible && !info.memlock;
+    a->pinned = gains && lt_device_pin(s->dev, a->at, a->bytes, &why) == LT_OK;
+    if (gains && !a->pinned)
+        lt__log(s->ctx, LT_LOG_DEBUG, "session", "inputs and outputs are copied from pageable memory: %s", why.text);
+    return LT_OK;
+}
+
+static void free_area(lt_session *s, lt__host_area *a)
+{
+    if (a->pinned)
+        lt_device_unpin(s->dev, a->at, a->bytes);
+    lt__free(s->ctx, a->block, a->bytes + PAGE);
 }
 
 lt_status lt__session_alloc_io(lt_session *s, const lt_plan *p, lt__host_io *io, lt_err *err)
 {
     const lt_hparams *hp = &s->model->hp;
-    uint64_t batch = p->info.batch, rows = p->info.rows;
-    *io = (lt__host_io){.embd_bytes = batch * hp->embd * sizeof(float),
-                        .pos_bytes = batch * sizeof(int32_t),
-                        .rows_bytes = rows * sizeof(int32_t),
-                        .logits_bytes = rows * hp->vocab * sizeof(float)};
-    io->embd = lt__alloc(s->ctx, io->embd_bytes);
-    io->pos = lt__alloc(s->ctx, io->pos_bytes);
-    io->rows = lt__alloc(s->ctx, io->rows_bytes);
-    io->logits = lt__alloc(s->ctx, io->logits_bytes);
-    bool ok = io->embd && io->pos && io->rows && io->logits;
-    for (uint32_t g = 0; g < p->n_groups && ok; g++) {
+    uint32_t batch = p->info.batch, rows = p->info.rows;
+    *io = (lt__host_io){0};
+    lt_status st = alloc_area(s, &io->inputs, lt__graph_input_offset(&p->graph, LT_NO_TENSOR, batch, rows, LT__PLAN_ALIGN), err);
+    if (st == LT_OK)
+        st = alloc_area(s, &io->outputs, (uint64_t)rows * hp->vocab * sizeof(float), err);
+    io->logits = (float *)(void *)io->outputs.at;
+    for (uint32_t g = 0; g < p->n_groups && st == LT_OK; g++) {
         io->table_bytes[g] = p->pages[g] * sizeof(int32_t);
-        ok = (io->table[g] = lt__alloc(s->ctx, io->table_bytes[g])) != NULL;
-        for (uint32_t i = 0; ok && i < p->pages[g]; i++)
+        if (!(io->table[g] = lt__alloc(s->ctx, io->table_bytes[g])))
+            st = lt__fail_oom(err, io->table_bytes[g], "the session's page tables");
+        for (uint32_t i = 0; io->table[g] && i < p->pages[g]; i++)
             io->table[g][i] = (int32_t)i;
     }
-    for (uint32_t r = 0; r < hp->rope_sets && ok; r++) {
-        io->rope_bytes[r] = batch * hp->rope[r].rotated * sizeof(float);
-        ok = (io->rope[r] = lt__alloc(s->ctx, io->rope_bytes[r])) != NULL;
-    }
-    if (ok)
-        return LT_OK;
-    lt_status st = lt__fail_oom(err, io->logits_bytes + io->embd_bytes, "the session's inputs and outputs");
-    lt__session_free_io(s, io);
+    if (st != LT_OK)
+        lt__session_free_io(s, io);
     return st;
 }
 
 void lt__session_free_io(lt_session *s, lt__host_io *io)
 {
-    lt__free(s->ctx, io->embd, io->embd_bytes);
-    lt__free(s->ctx, io->pos, io->pos_bytes);
-    lt__free(s->ctx, io->rows, io->rows_bytes);
-    lt__free(s->ctx, io->logits, io->logits_bytes);
-    for (int g = 0; g < 2; g++) {
+    free_area(s, &io->inputs);
+    free_area(s, &io->outputs);
+    for (int g = 0; g < 2; g++)
         lt__free(s->ctx, io->table[g], io->table_bytes[g]);
-        lt__free(s->ctx, io->rope[g], io->rope_bytes[g]);
-    }
     *io = (lt__host_io){0};
 }
 
@@ -132,8 +150,8 @@ lt_status lt__session_find_tensors(lt_session *s, lt_err *err)
         s->t_kv[g] = lt__engine_find(s->engine, LT_ROLE_KV, g);
     }
     lt_status st = LT_OK;
-    if (s->t_embd == LT_NO_TENSOR || s->t_logits == LT_NO_TENSOR)
-        return lt__fail(err, LT_E_INVALID, "%s: its graph has no embedding input or no logits", s->model->info.arch);
+    if (s->t_embd == LT_NO_TENSOR || s->t_pos == LT_NO_TENSOR || s->t_rows == LT_NO_TENSOR || s->t_logits == LT_NO_TENSOR)
+        return lt__fail(err, LT_E_INVALID, "%s: its graph has no embeddings, positions, rows or logits", s->model->info.arch);
     for (uint32_t g = 0; g < s->plan->n_groups && st == LT_OK; g++)
         if (s->t_table[g] != LT_NO_TENSOR)
             st = lt__engine_write(s->engine, s->t_table[g], s->io.table[g], s->io.table_bytes[g], err);
@@ -203,13 +221,14 @@ void lt_session_destroy(lt_session *s)
     lt__free(ctx, s->sources, s->model->n_weights * sizeof *s->sources);
     lt__free(ctx, s->converted, s->model->n_weights * sizeof *s->converted);
     lt__free(ctx, s->row_buf, s->row_bytes);
+    lt__free(ctx, s->next_rope, s->next_rope_bytes);
     lt__session_free_io(s, &s->io);
     lt__free(ctx, s->changes, s->cap_changes * sizeof *s->changes);
     lt__free(ctx, s, sizeof *s);
 }
 
 /* Embedding rows come from the file at every budget: a few KiB a token, and never a place to differ. */
-static lt_status gather_rows(lt_session *s, const int32_t *ids, uint32_t n, lt_err *err)
+static lt_status gather_rows(lt_session *s, const int32_t *ids, uint32_t n, float *embd, lt_err *err)
 {
     const lt_tensor_info *t = s->model->weights[s->model->embd_weight].info;
     uint32_t width = s->model->hp.embd;
@@ -218,55 +237,87 @@ static lt_status gather_rows(lt_session *s, const int32_t *ids, uint32_t n, lt_e
                                      s->row_bytes, err);
         if (st != LT_OK)
             return st;
-        lt_dtype_to_f32(t->dtype, s->row_buf, s->io.embd + (size_t)i * width, width);
+        lt_dtype_to_f32(t->dtype, s->row_buf, embd + (size_t)i * width, width);
     }
     return LT_OK;
 }
 
-static lt_status write_inputs(lt_session *s, const int32_t *ids, uint32_t n, lt_err *err)
+static void *input_at(lt_session *s, lt_tid t, uint32_t n, uint32_t rows)
 {
-    const lt_hparams *hp = &s->model->hp;
-    lt_status st = gather_rows(s, ids, n, err);
-    if (st != LT_OK)
-        return st;
-    for (uint32_t i = 0; i < n; i++)
-        s->io.pos[i] = (int32_t)(s->length + i);
-    st = lt__engine_write(s->engine, s->t_embd, s->io.embd, (uint64_t)n * hp->embd * sizeof(float), err);
-    if (st == LT_OK && s->t_pos != LT_NO_TENSOR)
-        st = lt__engine_write(s->engine, s->t_pos, s->io.pos, n * sizeof(int32_t), err);
-    for (uint32_t r = 0; r < hp->rope_sets && st == LT_OK; r++) {
-        if (s->t_rope[r] == LT_NO_TENSOR)
-            continue;
-        lt__model_rope(s->model, r, s->plan->info.ctx, s->io.pos, n, s->io.rope[r]);
-        st = lt__engine_write(s->engine, s->t_rope[r], s->io.rope[r], (uint64_t)n * hp->rope[r].rotated * sizeof(float), err);
-    }
-    return st;
+    return s->io.inputs.at + lt__engine_input_offset(s->engine, t, n, rows);
 }
 
-/* One pass of n tokens; with `head`, logits of the last one. */
+/* Angles of n positions; of the one that was expected they are there already. */
+static void write_rope(lt_session *s, const int32_t *pos, uint32_t n)
+{
+    const lt_hparams *hp = &s->model->hp;
+    const float *ready = s->next_rope;
+    for (uint32_t r = 0; r < hp->rope_sets; ready += hp->rope[r++].rotated) {
+        if (s->t_rope[r] == LT_NO_TENSOR)
+            continue;
+        float *out = input_at(s, s->t_rope[r], n, 1);
+        if (n == 1 && pos[0] == s->next_pos)
+            memcpy(out, ready, hp->rope[r].rotated * sizeof(float));
+        else
+            lt__model_rope(s->model, r, s->plan->info.ctx, pos, n, out);
+    }
+}
+
+static void expect_position(lt_session *s, uint32_t pos)
+{
+    const lt_hparams *hp = &s->model->hp;
+    float *out = s->next_rope;
+    s->next_pos = (int32_t)pos;
+    for (uint32_t r = 0; r < hp->rope_sets; out += hp->rope[r++].rotated)
+        lt__model_rope(s->model, r, s->plan->info.ctx, &s->next_pos, 1, out);
+}
+
+/* All inputs of a pass whose head takes the last token's row, in one copy. */
+static lt_status write_inputs(lt_session *s, const int32_t *ids, uint32_t n, lt_err *err)
+{
+    lt_status st = gather_rows(s, ids, n, input_at(s, s->t_embd, n, 1), err);
+    if (st != LT_OK)
+        return st;
+    int32_t *pos = input_at(s, s->t_pos, n, 1);
+    for (uint32_t i = 0; i < n; i++)
+        pos[i] = (int32_t)(s->length + i);
+    write_rope(s, pos, n);
+    *(int32_t *)input_at(s, s->t_rows, n, 1) = (int32_t)n - 1;
+    return lt__engine_write_inputs(s->engine, 0, s->io.inputs.at, lt__engine_input_offset(s->engine, LT_NO_TENSOR, n, 1), err);
+}
+
+/* One pass of n tokens; with the head, logits of the last one. */
 static lt_status run_pass(lt_session *s, const int32_t *ids, uint32_t n, lt__part parts, bool prefill, bool check, lt_err *err)
 {
     lt_status st = write_inputs(s, ids, n, err);
-    if (st == LT_OK && parts & LT__PART_HEAD) {
-        s->io.rows[0] = (int32_t)n - 1;
-        st = lt__engine_write(s->engine, s->t_rows, s->io.rows, sizeof(int32_t), err);
-    }
     if (st == LT_OK)
         st = lt__engine_run(s->engine, parts, n, 1, prefill, check, err);
     if (st == LT_OK && parts & LT__PART_HEAD)
         st = lt__engine_read(s->engine, s->t_logits, s->io.logits, s->model->hp.vocab * sizeof(float), err);
+    if (st == LT_OK)
+        expect_position(s, s->length + n);
     lt_err late;
     lt_status sync = lt__engine_sync(s->engine, st == LT_OK ? err : &late);
     return st == LT_OK ? sync : st;
 }
 
-/* A prefix sum that is not finite tells that some logit is not; cheaper than a test each. */
+/* Of infinities and NaNs all bits of the exponent are set. */
 static bool logits_finite(const float *v, uint32_t n)
 {
-    float sum = 0;
-    for (uint32_t i = 0; i < n; i++)
-        sum += v[i] * 0.0f;
-    return sum == 0.0f;
+    uint32_t most[16] = {0}, i = 0, bits;
+    for (; i + 16 <= n; i += 16)
+        for (uint32_t k = 0; k < 16; k++) {
+            memcpy(&bits, v + i + k, sizeof bits);
+            bits &= 0x7fffffffu;
+            most[k] = bits > most[k] ? bits : most[k];
+        }
+    for (; i < n; i++)
+        if (!isfinite(v[i]))
+            return false;
+    for (uint32_t k = 0; k < 16; k++)
+        if (most[k] >= 0x7f800000u)
+            return false;
+    return true;
 }
 
 static lt_status check_tokens(lt_session *s, const int32_t *ids, size_t n, lt_err *err)
@@ -341,9 +392,11 @@ static lt_status score_rows(lt_session *s, uint32_t n, size_t first, lt_logits_f
     uint32_t vocab = s->model->hp.vocab;
     for (uint32_t r = 0; r < n;) {
         uint32_t m = (uint32_t)lt__min_u64(n - r, s->plan->info.rows);
+        int32_t *rows = input_at(s, s->t_rows, n, m);
         for (uint32_t i = 0; i < m; i++)
-            s->io.rows[i] = (int32_t)(r + i);
-        lt_status st = lt__engine_write(s->engine, s->t_rows, s->io.rows, m * sizeof(int32_t), err);
+            rows[i] = (int32_t)(r + i);
+        lt_status st = lt__engine_write_inputs(s->engine, lt__engine_input_offset(s->engine, s->t_rows, n, m), rows,
+                                               m * sizeof(int32_t), err);
         if (st == LT_OK)
             st = lt__engine_run(s->engine, LT__PART_HEAD, n, m, true, s->desc.check_finite, err);
         if (st == LT_OK)

@@ -13,11 +13,15 @@
 /* Reads a weight that is kept as f32 whatever the file holds. */
 typedef struct lt__converted { struct lt_session *s; const lt_weight *w; } lt__converted;
 
-/* Host side of inputs and outputs, for a plan's batch and rows. */
+/* Whole pages, pinned where the device gains by it. */
+typedef struct lt__host_area { void *block; uint8_t *at; size_t bytes; bool pinned; } lt__host_area;
+
+/* Host side of inputs and outputs, for a plan's batch and rows; inputs of a pass as they lie on the device. */
 typedef struct lt__host_io {
-    float   *embd, *rope[2], *logits;
-    int32_t *pos, *table[2], *rows;
-    size_t   embd_bytes, rope_bytes[2], logits_bytes, pos_bytes, table_bytes[2], rows_bytes;
+    lt__host_area inputs, outputs;
+    float   *logits;
+    int32_t *table[2];
+    size_t   table_bytes[2];
 } lt__host_io;
 
 /* KV pages of each group, on the host while there is no arena to hold them. */
@@ -50,6 +54,8 @@ struct lt_session {
     uint32_t         oldest[2]; /* first page of a windowed group that a change of budget kept */
 
     lt__host_io      io;
+    float           *next_rope; size_t next_rope_bytes; /* of all sets at position next_pos, made while the device worked */
+    int32_t          next_pos;
     uint8_t         *row_buf; size_t row_bytes;
     lt_tid           t_embd, t_pos, t_table[2], t_rope[2], t_rows, t_logits, t_kv[2];
 

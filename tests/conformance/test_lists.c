@@ -15,7 +15,7 @@ static const char *const models[] = {
     "--arch gemma3 --type BF16 --seed 9 --layers 6 --embd 128 --ff 256 --heads 4 --kv-heads 1 --head-dim 256 --vocab 512 --ctx 1024",
     "--arch phi3 --type Q4_K --seed 10" TINY,
 };
-static const char *const ways[] = {"graphs=0,fuse=0", "graphs=1,fuse=0", "graphs=0,fuse=1", "graphs=1,fuse=1,early=0", "graphs=1,fuse=1"};
+static const char *const ways[] = {"graphs=0,fuse=0", "graphs=1,fuse=0", "graphs=0,fuse=1", "graphs=1,fuse=1,early=0", "graphs=1,fuse=1,early=1"};
 enum { MODELS = sizeof models / sizeof *models, WAYS = sizeof ways / sizeof *ways };
 
 static lt_ctx *ctx;

@@ -775,7 +775,7 @@ static void kernels_load_by_family_and_count(void **state)
         print_message("this build has no kernels\n");
         skip();
     }
-    rig r = open_rig("cuda:" LT_CUDA_FAKE);
+    rig r = open_rig("cuda:fuse=1," LT_CUDA_FAKE);
     lt_op_args a = add_args(&r);
     lt_device_info info;
     OK(lt_device_commit(r.dev, r.mem, 2 * MIB, &r.err));
@@ -932,7 +932,7 @@ static void early_launches_may_be_refused(void **state)
         skip();
     for (int i = 0; i < 3; i++) {
         listed l;
-        rig r = open_listed("cuda:" LT_CUDA_FAKE, &l);
+        rig r = open_listed("cuda:early=1," LT_CUDA_FAKE, &l);
         if (i == 1)
             fake->fail_call("cuLaunchKernelEx", 3, LT_CU_NOT_SUPPORTED);
         if (i == 2)
@@ -951,7 +951,7 @@ static void neighbours_are_fused(void **state)
     (void)state;
     if (!lt__cuda_images[0].family)
         skip();
-    rig r = open_rig("cuda:" LT_CUDA_FAKE);
+    rig r = open_rig("cuda:fuse=1," LT_CUDA_FAKE);
     OK(lt_device_commit(r.dev, r.mem, 2 * MIB, &r.err));
     lt_view h = {.addr = r.mem, .dtype = LT_DTYPE_F32, .ndim = 2, .dim = {1, 256}, .stride = {1024, 4}}, y = h, x = h, q = h;
     lt_view w = {.addr = r.mem + 0x1000, .dtype = LT_DTYPE_F32, .ndim = 1, .dim = {256}, .stride = {4}};
