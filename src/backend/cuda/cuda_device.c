@@ -329,7 +329,7 @@ static lt_status start_device(lt_cuda_device *d, const cuda_options *o, lt_err *
 
 static lt_status cuda_open(lt_ctx *ctx, const char *opts, lt_device **out, lt_err *err)
 {
-    cuda_options o = {.vmm = true, .kernels = true, .graphs = true};
+    cuda_options o = {.vmm = true, .kernels = true, .graphs = true, .fuse = true, .early = true};
     lt_status s = lt__spec_parse(opts, cuda_option, &o, err);
     if (s != LT_OK)
         return s;
