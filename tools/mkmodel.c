@@ -9,16 +9,19 @@
 #include <getopt.h>
 #include <inttypes.h>
 #include <math.h>
+#include <pthread.h>
 #include <regex.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/mem.h"
 #include "format/gguf_write.h"
 #include "graph/block.h"
 
-enum { MAX_RULES = 32, CHUNK = 4 << 20 };
+enum { MAX_RULES = 32, CHUNK = 16 << 20, MAX_PARTS = 32 };
+#define STEP UINT64_C(0x9e3779b97f4a7c15) /* of the random numbers */
 
 typedef struct rule { regex_t re; lt_dtype type; } rule;
 
@@ -70,7 +73,7 @@ static void die(const char *fmt, ...)
 
 static uint64_t next_u64(uint64_t *s) /* splitmix64 */
 {
-    uint64_t z = *s += 0x9e3779b97f4a7c15u;
+    uint64_t z = *s += STEP;
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
     z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
     return z ^ (z >> 31);
@@ -160,14 +163,36 @@ static void scale_block(lt_dtype t, uint8_t *b, double std, uint64_t *rng)
     }
 }
 
+typedef struct floats { pthread_t thread; lt_dtype type; uint8_t *p; uint64_t n, rng; double std; bool started; } floats;
+
+static void *fill_part(void *arg)
+{
+    floats *f = arg;
+    for (uint64_t i = 0; i < f->n; i++) {
+        float x = (float)(f->std * 1.7320508075688772 * (2 * next_unit(&f->rng) - 1));
+        uint16_t h = f->type == LT_DTYPE_F16 ? lt__f32_to_f16(x) : lt__f32_to_bf16(x);
+        if (f->type == LT_DTYPE_F32) memcpy(f->p + 4 * i, &x, 4);
+        else memcpy(f->p + 2 * i, &h, 2);
+    }
+    return NULL;
+}
+
+/* The generator's state is a counter, so parts can be filled at once: the bytes are those of one thread. */
 static void fill_floats(lt_dtype t, uint8_t *p, uint64_t n, double std, uint64_t *rng)
 {
-    for (uint64_t i = 0; i < n; i++) {
-        float x = (float)(std * 1.7320508075688772 * (2 * next_unit(rng) - 1));
-        uint16_t h = t == LT_DTYPE_F16 ? lt__f32_to_f16(x) : lt__f32_to_bf16(x);
-        if (t == LT_DTYPE_F32) memcpy(p + 4 * i, &x, 4);
-        else memcpy(p + 2 * i, &h, 2);
+    static long cores;
+    if (!cores) cores = sysconf(_SC_NPROCESSORS_ONLN);
+    uint64_t parts = n < 1 << 16 || cores < 2 ? 1 : (uint64_t)(cores < MAX_PARTS ? cores : MAX_PARTS), bytes = t == LT_DTYPE_F32 ? 4 : 2;
+    floats f[MAX_PARTS];
+    for (uint64_t k = 0; k < parts; k++) {
+        uint64_t from = n * k / parts, to = n * (k + 1) / parts;
+        f[k] = (floats){.type = t, .p = p + from * bytes, .n = to - from, .rng = *rng + from * STEP, .std = std};
+        f[k].started = k + 1 < parts && pthread_create(&f[k].thread, NULL, fill_part, &f[k]) == 0;
+        if (!f[k].started) fill_part(&f[k]);
     }
+    for (uint64_t k = 0; k < parts; k++)
+        if (f[k].started) pthread_join(f[k].thread, NULL);
+    *rng += n * STEP;
 }
 
 static void fill_blocks(lt_dtype t, uint8_t *p, uint64_t blocks, double std, uint64_t *rng)
