@@ -83,26 +83,33 @@ static lt_status go_to(bench *b, uint32_t depth)
     return s == LT_OK && depth ? eval(b, b->ids, depth) : s;
 }
 
-static void add_result(bench *b, const char *test, uint32_t n, uint32_t depth, const double *tps, double floor)
+/* What came over the link a second, beside the rate of pinned copies in the profile; 0 where nothing streams. */
+static void add_result(bench *b, const char *test, uint32_t n, uint32_t depth, const double *tps, double floor, double link)
 {
-    double mean = 0, var = 0;
+    double mean = 0, var = 0, best = b->a.profile.link_rate;
     for (uint32_t i = 0; i < b->repeat; i++)
         mean += tps[i] / b->repeat;
     for (uint32_t i = 0; i < b->repeat; i++)
         var += (tps[i] - mean) * (tps[i] - mean) / b->repeat;
-    json_array_append_new(b->results, json_pack("{s:s, s:i, s:i, s:f, s:f, s:f, s:f}", "test", test, "tokens", (int)n, "depth",
-                                                (int)depth, "tps", mean, "stddev", sqrt(var), "floor_tps", floor, "of_floor",
-                                                floor > 0 ? mean / floor : 0));
+    bool streams = lt_plan_get_info(b->a.plan)->streamed_bytes > 0 && best > 0;
+    json_array_append_new(b->results, json_pack("{s:s, s:i, s:i, s:f, s:f, s:f, s:f, s:f, s:f}", "test", test, "tokens", (int)n,
+                                                "depth", (int)depth, "tps", mean, "stddev", sqrt(var), "floor_tps", floor,
+                                                "of_floor", floor > 0 ? mean / floor : 0, "link_rate", streams ? link : 0,
+                                                "of_link", streams ? link / best : 0));
     if (b->a.o->v[OPT_json].set)
         return;
-    printf("%-8s %6u tokens at depth %6u  %10.2f +- %7.2f tok/s  floor %10.2f  %5.1f%%\n", test, n, depth, mean, sqrt(var), floor,
+    printf("%-8s %6u tokens at depth %6u  %10.2f +- %7.2f tok/s  floor %10.2f  %5.1f%%", test, n, depth, mean, sqrt(var), floor,
            floor > 0 ? 100 * mean / floor : 0);
+    if (streams)
+        printf("  link %6.2f of %6.2f GB/s  %5.1f%%", link * 1e-9, best * 1e-9, 100 * link / best);
+    putchar('\n');
     fflush(stdout); /* each takes long enough to be wanted at once */
 }
 
 static lt_status measure(bench *b, bool prefill, uint32_t n, uint32_t depth)
 {
-    double *tps = calloc(b->repeat, sizeof *tps), floor = 0;
+    double *tps = calloc(b->repeat, sizeof *tps), floor = 0, seconds = 0;
+    uint64_t bytes = 0;
     lt_status s = tps ? LT_OK : (no_memory(b));
     for (uint32_t r = 0; s == LT_OK && r <= b->repeat; r++) { /* the first does not count */
         lt_report before, after;
@@ -110,12 +117,16 @@ static lt_status measure(bench *b, bool prefill, uint32_t n, uint32_t depth)
             break;
         fill_ids(b, n);
         lt_session_get_report(b->a.session, &before);
+        uint64_t h2d = before.h2d_bytes;
         double t0 = now();
         if (prefill) {
             s = eval(b, b->ids, n);
         } else {
             if (!depth) /* a first token on an empty cache counts as a prompt */
                 s = eval(b, b->ids, 1);
+            lt_report warm;
+            lt_session_get_report(b->a.session, &warm);
+            h2d = warm.h2d_bytes;
             t0 = now();
             for (uint32_t i = !depth; s == LT_OK && i < n + !depth; i++)
                 s = eval(b, &b->ids[i % n], 1);
@@ -126,11 +137,14 @@ static lt_status measure(bench *b, bool prefill, uint32_t n, uint32_t depth)
         double floor_seconds = (p1->floor_tps > 0 ? (double)p1->tokens / p1->floor_tps : 0) -
                                (p0->floor_tps > 0 ? (double)p0->tokens / p0->floor_tps : 0);
         floor = floor_seconds > 0 ? n / floor_seconds : 0;
-        if (r)
-            tps[r - 1] = n / t;
+        if (!r)
+            continue;
+        tps[r - 1] = n / t;
+        seconds += t;
+        bytes += after.h2d_bytes - h2d;
     }
     if (s == LT_OK)
-        add_result(b, prefill ? "prefill" : "decode", n, depth, tps, floor);
+        add_result(b, prefill ? "prefill" : "decode", n, depth, tps, floor, seconds > 0 ? (double)bytes / seconds : 0);
     free(tps);
     return s;
 }

@@ -381,6 +381,7 @@ lt_status lt__engine_create(lt_ctx *ctx, const lt__engine_desc *desc, lt__engine
         goto fail;
     lt_residency_desc rd = lt_residency_desc_default();
     rd.ring_bytes = p->info.ring_bytes;
+    rd.staging_bytes = p->staging_bytes;
     rd.pin_bytes = p->direct ? 0 : UINT64_MAX; /* mapped files: as much as the host allows */
     rd.trace = desc->trace;
     if ((s = lt_residency_create(e->pool, &rd, &e->residency, err)) != LT_OK)

@@ -53,6 +53,7 @@ struct lt_plan {
     uint64_t         slice_bytes; /* largest streamed slice */
     uint64_t         arena_bytes;
     bool             direct;      /* read around the page cache */
+    uint64_t         staging_bytes; /* of host memory between disk and card; 0: the default */
     lt_profile       profile;
     uint64_t         attend_width;
     char           (*reasons)[256]; size_t n_reasons, cap_reasons;
