@@ -493,8 +493,9 @@ static void memory_07_two_hundred_runs_in_one_process(void **state)
     }
     uint64_t late = rss_bytes();
     print_message("resident %.1f MiB after 20 runs, %.1f MiB after 200\n", (double)early / 1048576, (double)late / 1048576);
-    /* How far the host runs ahead of the queues is the scheduler's, and worth some records of theirs. */
-    assert_true(lt_ctx_host_peak_bytes(ctx) <= host_peak + (64 << 10));
+    /* Nothing stays (above, exact). How far the host runs ahead of the queues is the scheduler's matter and worth
+     * records of commands and events; what every run would add to is far more by the 200th. */
+    assert_true(lt_ctx_host_peak_bytes(ctx) <= host_peak + host_peak / 2);
     assert_true(late <= early + (4 << 20) || getenv("ASAN_OPTIONS") || getenv("LT_SANITIZED"));
     lt_ctx_destroy(ctx);
 }

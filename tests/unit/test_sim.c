@@ -288,26 +288,35 @@ static uint64_t cpu_ns(void)
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-/* Never faster than the link; how much slower the machine is that day gates nothing. */
+/* Six copies over a shared link: never faster than it. Returns whether they slept most of the time. */
+static bool paced_copies_sleep(rig *r, lt_queue *second)
+{
+    static uint8_t host[1 << 20];
+    uint64_t busy = stats(r).copy_busy_ns, start = lt__now_ns(), cpu = cpu_ns();
+    for (int k = 0; k < 3; k++) {
+        OK(lt_queue_copy_in(r->copy, r->mem, host, MIB, &r->err));
+        OK(lt_queue_copy_in(second, r->mem + MIB, host, MIB, &r->err));
+    }
+    OK(lt_queue_sync(r->copy, &r->err));
+    OK(lt_queue_sync(second, &r->err));
+    uint64_t took = lt__now_ns() - start;
+    assert_true(took >= 6 * 11000000u);
+    assert_int_equal(stats(r).copy_busy_ns - busy, 6 * 11000000u);
+    return cpu_ns() - cpu < took / 2;
+}
+
+/* How much slower the machine is that day gates nothing, and others' load can only add to what we burn: once
+ * in some rounds is enough to tell sleeping from spinning. */
 static void real_copies_keep_to_the_link(void **state)
 {
     (void)state;
     rig r = open_rig("sim:vram=16M,h2d=100M,latency=1ms,threads=1");
-    static uint8_t host[1 << 20];
     lt_queue *second;
     OK(lt_queue_create(r.dev, LT_QUEUE_COPY, &second, &r.err));
-    uint64_t start = lt__now_ns(), cpu = cpu_ns();
-    for (int k = 0; k < 3; k++) {
-        OK(lt_queue_copy_in(r.copy, r.mem, host, MIB, &r.err));
-        OK(lt_queue_copy_in(second, r.mem + MIB, host, MIB, &r.err));
-    }
-    OK(lt_queue_sync(r.copy, &r.err));
-    OK(lt_queue_sync(second, &r.err));
-    uint64_t took = lt__now_ns() - start;
-    cpu = cpu_ns() - cpu;
-    assert_true(took >= 6 * 11000000u);
-    assert_int_equal(stats(&r).copy_busy_ns, 6 * 11000000u);
-    assert_true(cpu < took / 2); /* it slept */
+    bool slept = false;
+    for (int round = 0; round < 10 && !slept; round++)
+        slept = paced_copies_sleep(&r, second);
+    assert_true(slept);
     lt_queue_destroy(second);
     close_rig(&r);
 }
