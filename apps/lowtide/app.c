@@ -118,6 +118,18 @@ lt_status app_open_tokenizer(app *a)
 
 static uint32_t clamp_u32(uint64_t x) { return x > UINT32_MAX ? UINT32_MAX : (uint32_t)x; }
 
+static lt_status join_share(app *a)
+{
+    const opt_value *v = a->o->v;
+    lt_share_desc d = lt_share_desc_default();
+    const char *slash = strrchr(a->o->arg, '/');
+    d.label = slash && slash[1] ? slash + 1 : a->o->arg;
+    d.floor_bytes = v[OPT_floor].u;
+    if (v[OPT_wait].set)
+        d.wait_ns = (uint64_t)(v[OPT_wait].f * 1e9) + 1;
+    return lt_share_join(a->ctx, a->dev, &d, &a->share, &a->err);
+}
+
 lt_status app_make_plan(app *a, uint32_t rows, uint64_t prompt, uint64_t answer)
 {
     const opt_value *v = a->o->v;
@@ -144,7 +156,9 @@ lt_status app_make_plan(app *a, uint32_t rows, uint64_t prompt, uint64_t answer)
                           (d.kv_dtype != LT_DTYPE_F16 && d.kv_dtype != LT_DTYPE_Q8_0 && d.kv_dtype != LT_DTYPE_F32)))
         return fail(a, LT_E_INVALID, "--kv %s: expected f16, q8_0 or f32", v[OPT_kv].s);
     lt_status s = lt_profile_get(a->ctx, a->dev, v[OPT_profile].s, &a->profile, &a->err);
-    return s == LT_OK ? lt_plan_create(a->model, a->dev, &a->profile, &d, &a->plan, &a->err) : s;
+    if (s == LT_OK && a->o->cmd != CMD_INDEX_PLAN)
+        s = join_share(a);
+    return s == LT_OK ? lt_share_make_plan(a->share, a->model, a->dev, &a->profile, &d, &a->plan, &a->err) : s;
 }
 
 lt_status app_start(app *a)
@@ -154,6 +168,7 @@ lt_status app_start(app *a)
     d.check_finite = v[OPT_check].set;
     d.reserve_bytes = a->reserve;
     d.give_way = a->reserve > 0;
+    d.share = a->share;
     if (v[OPT_trace].set) {
         lt_status s = lt_trace_create(a->ctx, v[OPT_trace].s, &a->trace, &a->err);
         if (s != LT_OK)
@@ -172,6 +187,7 @@ lt_status app_close(app *a)
     atomic_store(&interrupted_session, NULL);
     may_wait = 1;
     lt_session_destroy(a->session);
+    lt_share_leave(a->share);
     lt_status s = a->trace ? lt_trace_close(a->trace, &a->err) : LT_OK;
     lt_plan_destroy(a->plan);
     lt_tokenizer_destroy(a->tok);

@@ -7,6 +7,7 @@
 #include <lowtide/chat.h>
 #include <lowtide/plan.h>
 #include <lowtide/session.h>
+#include <lowtide/share.h>
 #include <lowtide/tokenizer.h>
 #include <lowtide/trace.h>
 
@@ -22,6 +23,7 @@ typedef struct app {
     lt_plan      *plan;
     uint64_t      reserve; /* of the device, held free all along */
     lt_session   *session;
+    lt_share     *share;   /* NULL: alone on the device */
     lt_trace     *trace;
     lt_err        err;
 } app;

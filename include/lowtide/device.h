@@ -37,6 +37,7 @@ typedef enum lt_queue_kind { LT_QUEUE_COMPUTE, LT_QUEUE_COPY, LT_QUEUE_KIND_COUN
 typedef struct lt_device_info {
     char     name[96];         /* "cpu: AMD EPYC, 2 threads, avx2" */
     char     kind[16];         /* "cpu", "sim", "cuda" */
+    char     id[48];           /* the same for every process on this machine, a file name; "": memory of its own, or RAM */
     uint64_t total_bytes;      /* of the device; on cpu: RAM within the container's limit */
     uint64_t free_bytes;       /* what could be committed now */
     uint64_t fixed_bytes;      /* what opening the device itself took out of total_bytes */

@@ -21,6 +21,7 @@
 
 #include "lowtide/plan.h"
 #include "lowtide/residency.h"
+#include "lowtide/share.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -40,6 +41,7 @@ typedef struct lt_session_desc {
     bool            check_finite; /* after every op; names the layer whose output is not finite */
     bool            give_way;     /* re-plan between passes so that reserve_bytes of the device stay free for others */
     uint64_t        reserve_bytes;
+    lt_share       *share;        /* others who ask are given way too; implies looking, also with no reserve */
     uint64_t        want_bytes;   /* grow to this when others leave; 0: the budget the plan was asked for */
 } lt_session_desc;
 
@@ -70,7 +72,7 @@ typedef struct lt_budget_change {
     uint32_t    at_token;     /* length of the sequence */
     uint64_t    from, to, missed_bytes; /* missed: of the reserve */
     uint64_t    free_bytes;   /* of the device, seen before */
-    const char *why;          /* "pressure", "relief", "asked", "refused" */
+    const char *why;          /* "pressure", "relief", "asked" (rebudget), "another Lowtide asked", "refused" */
     double      seconds;      /* what the change took */
     double      decode_tps;   /* of passes since the change before, 0: none */
 } lt_budget_change;

@@ -377,6 +377,8 @@ lt_status lt__engine_create(lt_ctx *ctx, const lt__engine_desc *desc, lt__engine
     pd.trace = desc->trace;
     if ((s = lt_pool_create(desc->dev, &pd, &e->pool, err)) != LT_OK)
         goto fail;
+    if (desc->arena)
+        desc->arena(desc->arena_user);
     if ((s = alloc_areas(e, err)) != LT_OK)
         goto fail;
     lt_residency_desc rd = lt_residency_desc_default();

@@ -21,6 +21,8 @@ typedef struct lt__engine_desc {
     const lt_source *sources;  /* of whole weights, by weight index; a slice adds its offset */
     const atomic_bool *cancel; /* looked at before each launch; may be NULL */
     lt_trace        *trace;
+    void           (*arena)(void *user); /* called when the arena's memory is there, before anything is loaded; may be NULL */
+    void            *arena_user;
     lt__pins        *pins;     /* of the files' mappings, outlive the engine; NULL: its own */
     void           (*progress)(void *user, const char *what, uint64_t done, uint64_t total);
     void            *progress_user;

@@ -29,8 +29,8 @@ static lt__give_act shrink(lt__giving *g, const lt__give_facts *f, uint64_t defi
     g->relief_since = 0;
     uint64_t less = deficit + g->slack;
     *to = lt__max_u64(f->held > less ? f->held - less : 0, g->least);
-    uint64_t given = f->held > *to ? f->held - *to : 0;
-    *missed = deficit > given ? deficit - given : 0;
+    uint64_t given = f->held > *to ? f->held - *to : 0, own = g->reserve > f->free_bytes ? g->reserve - f->free_bytes : 0;
+    *missed = own > given ? own - given : 0;
     if (*to >= f->held)
         return LT__GIVE_STAY;
     if (g->grown_at && f->now_ns - g->grown_at < LT__GIVE_RELAPSE_NS)
@@ -49,7 +49,7 @@ lt__give_act lt__giving_decide(lt__giving *g, const lt__give_facts *f, uint64_t 
     deficit = lt__max_u64(deficit, f->asked);
     if (deficit)
         return shrink(g, f, deficit, to, missed);
-    uint64_t top = lt__min_u64(g->want, f->useful), keep = g->reserve + g->slack / 4;
+    uint64_t top = lt__min_u64(g->want, f->useful), keep = g->reserve + g->slack / 4 + f->spoken_for;
     if (top <= f->budget || f->free_bytes <= keep) {
         g->relief_since = 0;
         return LT__GIVE_STAY;

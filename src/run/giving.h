@@ -24,7 +24,8 @@ typedef struct lt__give_facts {
     uint64_t held;     /* by the plan at work, fixed cost included */
     uint64_t budget;   /* it was made for; >= held */
     uint64_t useful;   /* more than this would change nothing; >= held */
-    uint64_t asked;    /* bytes another process asks this one to give beside the reserve; 0: none */
+    uint64_t asked;    /* bytes other processes ask this one to give; 0: none */
+    uint64_t spoken_for; /* free bytes that others are about to take: no growing into them */
 } lt__give_facts;
 
 typedef enum lt__give_act { LT__GIVE_STAY, LT__GIVE_SHRINK, LT__GIVE_GROW } lt__give_act;

@@ -230,6 +230,8 @@ static lt_status change_budget(lt_session *s, uint64_t to, lt_budget_change c, b
         lt_plan_destroy(next);
         return st;
     }
+    const lt_plan_info *n = &(next ? next : s->first)->info;
+    lt__share_keep(s->desc.share, n->predicted_peak_bytes - n->fixed_bytes);
     drop_engine(s);
     st = try_plan(s, next ? next : s->first, next, err);
     if (is_oom(st)) {
@@ -287,7 +289,7 @@ void lt__session_watch(lt_session *s)
     uint64_t all = info.total_bytes > reserve ? info.total_bytes - reserve : 0;
     uint64_t want = s->desc.want_bytes ? s->desc.want_bytes : p->desc.budget_bytes ? p->desc.budget_bytes : all;
     s->virtual_clock = info.virtual_clock;
-    s->watching = s->desc.give_way;
+    s->watching = s->desc.give_way || s->desc.share;
     lt__giving_init(&s->giving, info.total_bytes, info.commit_bytes, reserve, lt__max_u64(want, p->info.budget_bytes));
 }
 
@@ -312,21 +314,53 @@ static uint64_t useful_bytes(const lt_session *s)
     return p->predicted_peak_bytes + more;
 }
 
+/* The least is not known before somebody needs room: until then it is the plan at work. */
+void lt__session_published(void *session)
+{
+    lt_session *s = session;
+    uint64_t have = s->making->info.predicted_peak_bytes;
+    lt__share_publish(s->desc.share, have, s->giving.least ? s->giving.least : have, s->giving.want);
+}
+
+/* What others on the card ask for; also makes this session's least known to them, once. */
+static lt_status look_at_others(lt_session *s, lt__give_facts *f, lt_err *err)
+{
+    lt__share_view v;
+    if (!s->desc.share)
+        return LT_OK;
+    if (!s->giving.least) {
+        lt_status st = find_least(s, err);
+        if (st != LT_OK)
+            return st;
+        s->giving.least = lt__max_u64(s->giving.least, lt__share_floor(s->desc.share));
+        lt__share_publish(s->desc.share, f->held, lt__min_u64(s->giving.least, f->held), s->giving.want);
+    }
+    if (!lt__share_look(s->desc.share, f->free_bytes, &v))
+        return LT_OK;
+    f->asked = v.asked;
+    f->spoken_for = v.taken;
+    return LT_OK;
+}
+
 static lt_status give_way(lt_session *s, uint64_t now, lt_err *err)
 {
     lt__give_facts f = {.now_ns = now, .free_bytes = lt_device_free_bytes(s->dev),
                         .held = s->plan->info.predicted_peak_bytes, .budget = s->plan->info.budget_bytes, .useful = useful_bytes(s)};
     uint64_t to, missed;
     lt_status st = LT_OK;
-    if (f.free_bytes < s->giving.reserve && (st = find_least(s, err)) != LT_OK)
+    if ((st = look_at_others(s, &f, err)) != LT_OK || (f.free_bytes < s->giving.reserve && (st = find_least(s, err)) != LT_OK))
         return st;
     lt__give_act act = lt__giving_decide(&s->giving, &f, &to, &missed);
     s->missed = missed;
     if (act == LT__GIVE_STAY || (st = find_least(s, err)) != LT_OK)
         return st;
+    if (act == LT__GIVE_GROW && !lt__share_claim(s->desc.share, to - f.held, f.free_bytes))
+        return LT_OK;
     bool refused;
-    lt_budget_change c = {.why = act == LT__GIVE_SHRINK ? "pressure" : "relief", .free_bytes = f.free_bytes, .missed_bytes = missed};
+    lt_budget_change c = {.why = act == LT__GIVE_GROW ? "relief" : f.asked ? "another Lowtide asked" : "pressure", .free_bytes = f.free_bytes, .missed_bytes = missed};
     st = change_budget(s, to, c, &refused, err);
+    if (st != LT_OK && act == LT__GIVE_GROW)
+        lt__share_publish(s->desc.share, s->engine ? f.held : 0, lt__min_u64(s->giving.least, f.held), s->giving.want);
     if (st == LT_OK && act == LT__GIVE_GROW) {
         if (refused)
             lt__giving_refused(&s->giving);

@@ -161,8 +161,9 @@ lt_status lt__session_find_tensors(lt_session *s, lt_err *err)
 lt_status lt__session_make_engine(lt_session *s, const lt_plan *p, bool quiet, lt_err *err)
 {
     lt__engine_desc ed = {.dev = s->dev, .plan = p, .sources = s->sources, .cancel = &s->cancel, .trace = s->desc.trace,
-                          .pins = &s->pins, .progress = quiet ? NULL : s->desc.progress,
+                          .pins = &s->pins, .arena = lt__session_published, .arena_user = s, .progress = quiet ? NULL : s->desc.progress,
                           .progress_user = s->desc.progress_user};
+    s->making = p;
     return lt__engine_create(s->ctx, &ed, &s->engine, err);
 }
 
@@ -185,6 +186,7 @@ lt_status lt_session_create(const lt_model *m, lt_device *dev, const lt_plan *pl
     s->dev = dev;
     s->desc = d;
     s->budget_most = plan->info.budget_bytes;
+    lt__session_watch(s);
     lt_status st = alloc_tables(s, err);
     if (st == LT_OK)
         st = lt__session_open_store(s, plan->direct, err);
@@ -198,7 +200,6 @@ lt_status lt_session_create(const lt_model *m, lt_device *dev, const lt_plan *pl
         lt_session_destroy(s);
         return st;
     }
-    lt__session_watch(s);
     s->load_seconds = (double)(lt__now_ns() - t0) * 1e-9;
     lt_residency_stats rs;
     lt__session_residency_stats(s, &rs);
@@ -222,6 +223,7 @@ void lt_session_destroy(lt_session *s)
     lt__free(ctx, s->converted, s->model->n_weights * sizeof *s->converted);
     lt__free(ctx, s->row_buf, s->row_bytes);
     lt__free(ctx, s->next_rope, s->next_rope_bytes);
+    lt__share_publish(s->desc.share, 0, 0, 0);
     lt__session_free_io(s, &s->io);
     lt__free(ctx, s->changes, s->cap_changes * sizeof *s->changes);
     lt__free(ctx, s, sizeof *s);

@@ -9,6 +9,7 @@
 #include "lowtide/store.h"
 #include "models/arch.h"
 #include "run/giving.h"
+#include "run/share_impl.h"
 
 /* Reads a weight that is kept as f32 whatever the file holds. */
 typedef struct lt__converted { struct lt_session *s; const lt_weight *w; } lt__converted;
@@ -47,6 +48,7 @@ struct lt_session {
     lt_source       *sources;
     lt__converted   *converted;
     lt__pins         pins;
+    const lt_plan   *making; /* of the engine being made */
     lt__engine      *engine; /* NULL only after a change of budget failed; the next pass tries again */
     atomic_bool      cancel;
     uint32_t         length;  /* positions whose KV is right */
@@ -86,6 +88,7 @@ LT_NODISCARD lt_status lt__session_make_engine(lt_session *s, const lt_plan *p, 
 void lt__session_residency_stats(const lt_session *s, lt_residency_stats *out); /* of all engines so far */
 
 /* rebudget.c */
+void lt__session_published(void *session); /* the arena of `making` is there */
 void lt__session_watch(lt_session *s); /* at create: whether and for what */
 /* Before each pass: an engine is there, and the reserve is held as far as it can be. */
 LT_NODISCARD lt_status lt__session_before_pass(lt_session *s, lt_err *err);

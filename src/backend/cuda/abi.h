@@ -113,6 +113,7 @@ typedef void lt_cuhostfn(void *user);
     X(device_count, "cuDeviceGetCount", 1, (int *count))                                                               \
     X(device_get, "cuDeviceGet", 1, (CUdevice *device, int ordinal))                                                   \
     X(device_name, "cuDeviceGetName", 1, (char *name, int bytes, CUdevice device))                                     \
+    X(device_uuid, "cuDeviceGetUuid_v2", 0, (void *bytes16, CUdevice device))                                          \
     X(device_attribute, "cuDeviceGetAttribute", 1, (int *value, int attribute, CUdevice device))                       \
     X(device_memory, "cuDeviceTotalMem_v2", 1, (size_t *bytes, CUdevice device))                                       \
     X(context_retain, "cuDevicePrimaryCtxRetain", 1, (CUcontext *context, CUdevice device))                            \

@@ -213,6 +213,19 @@ static lt_status find_device(lt_cuda_device *d, uint64_t ordinal, lt_err *err)
     return LT_OK;
 }
 
+/* By its UUID, which is a MIG slice's own; by its place on the bus where the driver does not tell. */
+static void find_id(lt_cuda_device *d)
+{
+    uint8_t uuid[16];
+    size_t n = (size_t)snprintf(d->id, sizeof d->id, "cuda-");
+    if (d->cu.device_uuid && d->cu.device_uuid(uuid, d->device) == LT_CU_OK)
+        for (int i = 0; i < 16; i++)
+            n += (size_t)snprintf(d->id + n, sizeof d->id - n, "%02x", uuid[i]);
+    else
+        snprintf(d->id + n, sizeof d->id - n, "%08x.%02x.%02x", (unsigned)attribute(d, LT_CU_ATTR_PCI_DOMAIN),
+                 (unsigned)attribute(d, LT_CU_ATTR_PCI_BUS), (unsigned)attribute(d, LT_CU_ATTR_PCI_DEVICE));
+}
+
 static void open_nvml(lt_cuda_device *d, const char *path)
 {
     char pci[32], why[192] = "";
@@ -302,6 +315,7 @@ static lt_status start_device(lt_cuda_device *d, const cuda_options *o, lt_err *
         s = check_kernels(d, err);
     if (s != LT_OK)
         return s;
+    find_id(d);
     open_nvml(d, o->nvml);
     bool have_before = lt__nvml_used(&d->nvml, &before);
     lt_curesult r = d->cu.context_retain(&d->context, d->device);
@@ -391,6 +405,7 @@ static void cuda_get_info(const lt_device *dev, lt_device_info *out)
     snprintf(out->name, sizeof out->name, "cuda: %.40s, sm_%d%d, CUDA %d.%d%s", d->name, d->props.major, d->props.minor,
              d->cu.version / 1000, d->cu.version % 1000 / 10, d->vmm ? "" : ", plain memory");
     snprintf(out->kind, sizeof out->kind, "cuda");
+    snprintf(out->id, sizeof out->id, "%s", d->id);
     out->total_bytes = d->total_bytes;
     out->free_bytes = cuda_free_bytes(dev);
     out->fixed_bytes = atomic_load_explicit(&d->fixed_bytes, memory_order_relaxed);

@@ -173,6 +173,7 @@ struct lt_cuda_device {
     CUcontext        context;
     lt_cuda_props    props;
     char             name[64], spoken[24]; /* "NVIDIA H200"; "CUDA 13.0" */
+    char             id[48];
     bool             vmm, sync_check, read_only_register, kernels, graphs, fuse, early;
     uint64_t         total_bytes;
     _Atomic uint64_t fixed_bytes;

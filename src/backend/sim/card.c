@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/mman.h>
@@ -152,6 +153,13 @@ void lt__simcard_give(lt_simcard *c, uint64_t bytes)
     lock(c);
     atomic_fetch_sub(&c->page->slots[c->slot].taken, bytes);
     unlock(c);
+}
+
+void lt__simcard_id(const lt_simcard *c, char *out, size_t bytes)
+{
+    struct stat st = {0};
+    (void)fstat(c->fd, &st);
+    snprintf(out, bytes, "sim-%llx-%llx", (unsigned long long)st.st_dev, (unsigned long long)st.st_ino);
 }
 
 uint64_t lt__simcard_free(lt_simcard *c)

@@ -16,5 +16,7 @@ void lt__simcard_close(lt_simcard *c); /* gives back what this one took; NULL is
 bool lt__simcard_take(lt_simcard *c, uint64_t bytes, uint64_t *free_bytes);
 void lt__simcard_give(lt_simcard *c, uint64_t bytes);
 uint64_t lt__simcard_free(lt_simcard *c);
+/* The same for all who share it. */
+void lt__simcard_id(const lt_simcard *c, char *out, size_t bytes);
 
 #endif
