@@ -1,7 +1,7 @@
 /* cmd_pull.c - downloads a model file: resumable, checked by size and SHA-256, renamed when whole.
  *
  * A part under way is kept as FILE.part-ETAG, so that a later pull goes on where this one stopped,
- * and never on top of another version. */
+ * and never on top of another version. Of a model split into parts all are pulled, whichever is named. */
 #include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -31,6 +31,8 @@ typedef struct pull {
     long     code;
     CURLcode result;
     bool     write_failed;
+    unsigned parts; /* 1: the model is one file */
+    json_t  *done;
 } pull;
 
 static lt_status fail(pull *p, lt_status s, const char *fmt, ...) LT_PRINTF(3, 4);
@@ -46,6 +48,18 @@ static lt_status fail(pull *p, lt_status s, const char *fmt, ...)
 static bool is_sha256(const char *s)
 {
     return strlen(s) == HASH_HEX && strspn(s, "0123456789abcdefABCDEF") == HASH_HEX;
+}
+
+#define SPLIT_TAIL 20 /* -00001-of-00002.gguf */
+
+/* The "-00001-of-00002.gguf" in a path or URL (which may go on with ? or #); NULL: it is not one of several. */
+static char *split_tail(char *path, unsigned *no, unsigned *count)
+{
+    char *end = path + strcspn(path, "?#");
+    int used = 0;
+    if (end - path < SPLIT_TAIL || sscanf(end - SPLIT_TAIL, "-%5u-of-%5u.gguf%n", no, count, &used) != 2 || used != SPLIT_TAIL)
+        return NULL;
+    return *no >= 1 && *no <= *count ? end - SPLIT_TAIL : NULL;
 }
 
 /* The first of a redirected chain names the real file's hash and size; later ones don't. */
@@ -195,10 +209,15 @@ static lt_status choose_file(pull *p, const char *hub, const char *repo, char *f
     json_array_foreach(json_object_get(j, "siblings"), i, sib) {
         const char *name = json_string_value(json_object_get(sib, "rfilename"));
         size_t n = name ? strlen(name) : 0;
+        unsigned no = 1, count;
         if (n < 5 || strcasecmp(name + n - 5, ".gguf") != 0)
             continue;
         if (n >= bytes)
             return json_decref(j), fail(p, LT_E_FORMAT, "%s: a file's name of %zu characters is too long", repo, n);
+        char kept[512];
+        snprintf(kept, sizeof kept, "%s", name);
+        if (split_tail(kept, &no, &count) && no != 1)
+            continue; /* comes with the first */
         snprintf(file, bytes, "%s", name);
         size_t used = strlen(names);
         snprintf(names + used, sizeof names - used, "%s%s", found ? ", " : "", name);
@@ -252,6 +271,11 @@ static lt_status find_source(pull *p)
     if (!o->v[OPT_output].set && (!*base || strcmp(base, ".") == 0 || strcmp(base, "..") == 0))
         return fail(p, LT_E_INVALID, "'%s' names no file; give --output FILE", arg);
     snprintf(p->out, sizeof p->out, "%s", o->v[OPT_output].set ? o->v[OPT_output].s : base);
+    unsigned no, count;
+    p->parts = split_tail(p->url, &no, &count) && split_tail(file, &no, &count) ? count : 1;
+    if (p->parts > 1 && (o->v[OPT_output].set || o->v[OPT_sha256].set))
+        return fail(p, LT_E_INVALID, "--%s is for one file, '%s' is one of %u parts: all are pulled, under their own names",
+                    o->v[OPT_output].set ? "output" : "sha256", base, count);
     return LT_OK;
 }
 
@@ -424,29 +448,63 @@ static lt_status check_and_rename(pull *p, char hex[HASH_HEX + 1])
     return LT_OK;
 }
 
-static lt_status work(pull *p, char hex[HASH_HEX + 1])
+static void set_part(char *path, unsigned i)
 {
-    const opts *o = p->a.o;
-    if (o->v[OPT_sha256].set && !is_sha256(o->v[OPT_sha256].s))
-        return fail(p, LT_E_INVALID, "--sha256 %s: expected 64 hexadecimal digits", o->v[OPT_sha256].s);
-    lt_status s = find_source(p);
-    if (s == LT_OK && access(p->out, F_OK) == 0)
-        return fail(p, LT_E_INVALID, "%s is there already; remove it or give --output", p->out);
-    if (s == LT_OK)
-        s = ask_head(p);
+    unsigned no, count;
+    char digits[6], *tail = split_tail(path, &no, &count);
+    snprintf(digits, sizeof digits, "%05u", i % 100000);
+    memcpy(tail + 1, digits, 5);
+}
+
+static lt_status pull_one(pull *p)
+{
+    char hex[HASH_HEX + 1] = "";
+    p->etag[0] = p->sha256[0] = 0;
+    p->have = 0;
+    p->f = NULL;
+    lt_status s = ask_head(p);
     if (s == LT_OK)
         s = download(p);
     if (s == LT_OK)
         s = check_and_rename(p, hex);
     if (p->f) /* and with it the lock */
         fclose(p->f);
+    if (s != LT_OK)
+        return s;
+    json_array_append_new(p->done, json_pack("{s:o, s:s, s:s}", "file", app_string(p->out), "url", p->url, "sha256", hex));
+    if (!p->a.o->v[OPT_json].set) {
+        printf("%s  %s\n", hex, p->out);
+        fflush(stdout);
+    }
+    return LT_OK;
+}
+
+static lt_status work(pull *p)
+{
+    const opts *o = p->a.o;
+    if (o->v[OPT_sha256].set && !is_sha256(o->v[OPT_sha256].s))
+        return fail(p, LT_E_INVALID, "--sha256 %s: expected 64 hexadecimal digits", o->v[OPT_sha256].s);
+    lt_status s = find_source(p);
+    unsigned there = 0;
+    for (unsigned i = 1; s == LT_OK && i <= p->parts; i++) {
+        if (p->parts > 1) {
+            set_part(p->url, i);
+            set_part(p->out, i);
+        }
+        if (access(p->out, F_OK) == 0)
+            there++; /* of several parts: whole, or it would not bear its name */
+        else
+            s = pull_one(p);
+    }
+    if (s == LT_OK && there == p->parts)
+        s = p->parts == 1 ? fail(p, LT_E_INVALID, "%s is there already; remove it or give --output", p->out)
+                          : fail(p, LT_E_INVALID, "all %u parts are there already, the last is %s", there, p->out);
     return s;
 }
 
 int cmd_pull(const opts *o)
 {
-    pull p = {0};
-    char hex[HASH_HEX + 1] = "";
+    pull p = {.parts = 1, .done = json_array()};
     if (app_open(&p.a, o) != LT_OK)
         return app_fail(&p.a);
     app_catch_interrupt(&p.a);
@@ -454,12 +512,11 @@ int cmd_pull(const opts *o)
     if (curl_global_init(CURL_GLOBAL_DEFAULT) != 0 || !(p.curl = curl_easy_init()))
         s = fail(&p, LT_E_HOST_OOM, "libcurl could not be started");
     if (s == LT_OK)
-        s = work(&p, hex);
+        s = work(&p);
     int code = s == LT_OK ? 0 : app_fail(&p.a);
     if (s == LT_OK && o->v[OPT_json].set)
-        app_print_json(json_pack("{s:o, s:s, s:s}", "file", app_string(p.out), "url", p.url, "sha256", hex));
-    else if (s == LT_OK)
-        printf("%s  %s\n", hex, p.out);
+        app_print_json(p.parts == 1 ? json_incref(json_array_get(p.done, 0)) : json_pack("{s:O}", "parts", p.done));
+    json_decref(p.done);
     curl_easy_cleanup(p.curl);
     curl_global_cleanup();
     app_close(&p.a);

@@ -41,7 +41,8 @@ class Hub(http.server.BaseHTTPRequestHandler):
         Hub.seen.append((self.command, self.path, self.headers.get("Range"), self.headers.get("Authorization")))
         name = self.path.rsplit("/", 1)[1].split("?")[0]
         if self.path.startswith("/api/models/"):
-            files = {"one": ["model.gguf", "README.md"], "many": ["a.gguf", "b.gguf"], "none": ["x.bin"]}.get(name)
+            files = {"one": ["model.gguf", "README.md"], "many": ["a.gguf", "b.gguf"], "none": ["x.bin"],
+                     "set": ["q/s-00001-of-00003.gguf", "q/s-00002-of-00003.gguf", "q/s-00003-of-00003.gguf"]}.get(name)
             if files is None:
                 return self.reply(404)
             return self.reply(200, [("Content-Type", "application/json")], json.dumps({"siblings": [{"rfilename": f} for f in files]}).encode())
@@ -133,6 +134,24 @@ r = lt("pull", "me/one", "--endpoint", hub, "--json")
 expect(json.loads(r.stdout)["sha256"] == SHA and json.loads(r.stdout)["file"] == "model.gguf", r.stdout)
 whole("model.gguf")
 expect("2 .gguf files; name one: a.gguf, b.gguf" in pull("me/many", code=2).stderr, "several files")
+# Of a model in parts all come, whichever is named; those that are there stay.
+S = [f"s-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
+r = pull("me/set")
+expect(r.stdout == "".join(f"{SHA}  {f}\n" for f in S), r.stdout)
+expect([p for c, p, *_ in Hub.seen if p.startswith("/me/")] == [f"/me/set/resolve/main/q/{f}" for f in S for _ in (0, 1)], str(Hub.seen))
+for f in S:
+    whole(f)
+expect("all 3 parts are there already" in pull("me/set", code=2).stderr, "parts twice")
+os.remove(S[0])
+os.remove(S[2])
+r = lt("pull", f"{hub}/x/{S[1]}?a=b", "--json")
+expect([(x["file"], x["sha256"]) for x in json.loads(r.stdout)["parts"]] == [(f, SHA) for f in (S[0], S[2])], r.stdout)
+for f in S:
+    whole(f)
+    os.remove(f)
+r = lt("pull", "me/set", "--endpoint", hub, "-o", "x.gguf", code=2)
+expect("--output is for one file" in r.stderr and "3 parts" in r.stderr, r.stderr)
+expect("404" in pull("me/repo/missing-00001-of-00002.gguf", code=3).stderr, "a part is missing")
 expect("has no .gguf file" in pull("me/none", code=3).stderr, "no file")
 pull("me/nowhere", code=3)
 
