@@ -50,7 +50,7 @@ typedef struct lt_plan_desc {
     uint64_t ram_bytes;     /* host memory the process may use; 0: 3/4 of what is available */
     uint32_t ctx;           /* positions of KV; 0: the model's context or what fits, at most 8192 */
     uint32_t ctx_least, ctx_most; /* with ctx 0: positions that will be needed and used; 0: unknown */
-    uint32_t batch;         /* most tokens a pass; 0: 512 or what fits */
+    uint32_t batch;         /* most tokens a pass; 0: 512 or what fits; where a long prompt streams over a link, up to 2048 */
     uint32_t rows;          /* logit rows a pass wished for, fewer when the budget is tight; 0: 1 */
     lt_dtype kv_dtype;      /* F16 (default), Q8_0, F32 */
     uint32_t expect_prompt; /* prefill is predicted for it, and with batch 0 no pass is larger; 0: 512 */

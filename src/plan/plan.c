@@ -13,6 +13,7 @@
 
 #define DEFAULT_CTX 8192u
 #define DEFAULT_BATCH 512u
+#define STREAM_BATCH 2048u /* of a prompt that long, where each pass brings the weights over a link again */
 #define SLOT_SLACK 8192u /* a direct read covers whole blocks of 4096 bytes at both ends */
 #define MIN_SLOTS 3u
 #define GOOD_SLOTS 6u
@@ -113,9 +114,9 @@ static uint32_t least_ctx(const lt__plan_input *in, const lt_plan_desc *d)
     return d->ctx ? d->ctx : least_u32(in->context, d->ctx_least > page ? d->ctx_least : page);
 }
 
-static uint32_t most_batch(const lt_plan_desc *d)
+static uint32_t most_batch(const lt_plan_desc *d, uint32_t most)
 {
-    return d->batch ? d->batch : d->expect_prompt ? least_u32(d->expect_prompt, DEFAULT_BATCH) : DEFAULT_BATCH;
+    return d->batch ? d->batch : d->expect_prompt ? least_u32(d->expect_prompt, most) : DEFAULT_BATCH;
 }
 
 static uint64_t ring_for(uint64_t slice, uint64_t slots) { return slots * block(slice + SLOT_SLACK); }
@@ -126,7 +127,7 @@ static lt_status choose_resident(const lt__plan_input *in, const lt_plan_desc *d
 {
     uint64_t cut = cut_bytes(in);
     uint32_t top = most_ctx(in, d), low = least_ctx(in, d);
-    uint32_t top_batch = most_batch(d), low_batch = d->batch ? d->batch : least_u32(64, top_batch);
+    uint32_t top_batch = most_batch(d, DEFAULT_BATCH), low_batch = d->batch ? d->batch : least_u32(64, top_batch);
     for (uint32_t ctx = top;; ctx = ctx / 2 < low ? low : ctx / 2) {
         for (uint32_t batch = top_batch; batch >= low_batch; batch /= 2) {
             lt_status s = size_areas(in, ctx, least_u32(batch, ctx), c->rows, &c->a, err);
@@ -145,10 +146,10 @@ static lt_status choose_resident(const lt__plan_input *in, const lt_plan_desc *d
 }
 
 /* Streaming anyway: a quarter of the room at most for KV and another for activations, unless asked. */
-static lt_status choose_streamed(const lt__plan_input *in, const lt_plan_desc *d, uint64_t room, choice *c, lt_err *err)
+static lt_status choose_streamed(const lt__plan_input *in, const lt_plan_desc *d, uint64_t room, bool link, choice *c, lt_err *err)
 {
     uint32_t ctx = most_ctx(in, d), low = least_ctx(in, d);
-    uint32_t batch = least_u32(most_batch(d), ctx), low_batch = d->batch ? batch : 1;
+    uint32_t batch = least_u32(most_batch(d, link ? STREAM_BATCH : DEFAULT_BATCH), ctx), low_batch = d->batch ? batch : 1;
     for (;;) {
         lt_status s = size_areas(in, ctx, batch, c->rows, &c->a, err);
         if (s != LT_OK)
@@ -424,7 +425,7 @@ lt_status lt__plan_make(lt__plan_input *in, const lt_device_info *dev, const lt_
     if (!c.all_resident)
         c.rows = d->rows ? d->rows : 1;
     if (s == LT_OK && !c.all_resident)
-        s = choose_streamed(in, d, room, &c, err);
+        s = choose_streamed(in, d, room, !dev->host_visible, &c, err);
     if (s != LT_OK)
         return s;
     lt_plan *p = lt__zalloc(in->ctx, sizeof *p);
