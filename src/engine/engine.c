@@ -111,10 +111,10 @@ lt_status lt__engine_prepare(lt_device *dev, const lt_graph *g, lt_err *err)
 {
     lt_status s = LT_OK;
     for (size_t n = 0; s == LT_OK && n < g->n_nodes; n++) {
-        lt_op_args prompt = shape_of(g, n, 1, 1, true), one = shape_of(g, n, 1, 1, false);
-        s = lt__device_prepare(dev, &prompt, err);
-        if (s == LT_OK)
-            s = lt__device_prepare(dev, &one, err);
+        /* Short and long prompts and single tokens may each want kernels of their own. */
+        lt_op_args shapes[] = {shape_of(g, n, 512, 512, true), shape_of(g, n, 1, 1, true), shape_of(g, n, 1, 1, false)};
+        for (size_t i = 0; s == LT_OK && i < sizeof shapes / sizeof *shapes; i++)
+            s = lt__device_prepare(dev, &shapes[i], err);
     }
     return s;
 }

@@ -2,6 +2,8 @@
 #include "rig.h"
 
 #define BOUND_EXACT 1e-12   /* of f32 sums: relative error 1e-6 */
+#define BOUND_PROMPT_F16 1e-6  /* activations of a prompt as f16 of their row's scale: 2^-11 each at worst */
+#define BOUND_PROMPT_BF16 1e-8 /* as two bf16 */
 #define BOUND_PRODUCT 5e-4  /* of a quantised weight times f32 activations, quantisation included */
 
 static bool is_quant(lt_dtype t) { return lt_dtype_get(t)->kind == LT_DTYPE_KIND_QUANT; }
@@ -157,6 +159,19 @@ static void large_shapes_are_bit_equal(void **state)
         check_product((lt_dtype)t, 192, 2048, 2, DATA_WILD);
         check_product((lt_dtype)t, 67, 256, 65, DATA_NORMAL);
     }
+    check_product(LT_DTYPE_Q4_K, 5001, 4096, 17, DATA_NORMAL); /* more rows than a device takes apart at once */
+}
+
+/* Columns of every remainder of 256, tiles of tokens and rows with and without a rest. */
+static void many_tokens_are_bit_equal(void **state)
+{
+    (void)state;
+    static const int64_t tokens[] = {15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 129};
+    for (int t = 0; t < LT_DTYPE_COUNT; t++) {
+        int64_t step = is_quant((lt_dtype)t) ? lt_dtype_get((lt_dtype)t)->block_elems : 0;
+        for (int64_t k = 0; step && k < 11; k++)
+            check_product((lt_dtype)t, 1 + k * 37 % 130, step * (1 + k * 5 % 13), tokens[k], (data_kind)(k % DATA_KINDS));
+    }
 }
 
 /* A weight cut into rows, each slice writing its columns of a wider matrix. */
@@ -283,6 +298,85 @@ static void products_hold_their_bounds(void **state)
     }
 }
 
+/* Every token of a prompt alone, on this device: what the batch is must not show. */
+static void check_tokens_alone(rig_device *d, const product *p)
+{
+    float *one = malloc((size_t)p->rows * 4);
+    for (int64_t i = 0; i < p->tokens; i++) {
+        rig_case c = p->c;
+        c.args.src[0].addr = (uint64_t)(i * c.args.src[0].stride[0]);
+        c.args.src[0].dim[0] = c.args.dst.dim[0] = 1;
+        c.dst_bytes = (size_t)p->rows * 4;
+        rig_run(d, &c, one);
+        rig_same("LINEAR, a token of a prompt alone", d->spec, &c.args.dst, p->y + i * p->rows, one, c.dst_bytes);
+    }
+    free(one);
+}
+
+/* A prompt's product with half weights may have an order of its own; what is wrong shows against float64. */
+static void prompts_hold_their_bounds(void **state)
+{
+    (void)state;
+    static const int64_t shapes[][3] = {{61, 256, 5}, {128, 512, 64}, {130, 1000, 65}, {70, 72, 130}, {257, 2048, 33}, {1, 8, 1}, {64, 300, 17}};
+    for (int k = 0; k < 2; k++) {
+        lt_dtype t = k ? LT_DTYPE_BF16 : LT_DTYPE_F16;
+        const double bound = k ? BOUND_PROMPT_BF16 : BOUND_PROMPT_F16;
+        double worst = 0;
+        for (size_t i = 0; i < 2 * sizeof shapes / sizeof *shapes; i++) {
+            const int64_t *s = shapes[i / 2];
+            product p;
+            double whole, sum_only;
+            product_init(&p, t, s[0], s[1], s[2], i % 2 ? DATA_HEAVY : DATA_NORMAL);
+            p.c.args.prefill = true;
+            for (int64_t j = 0; j < p.tokens; j++) /* rows of very different size: f16 alone would overflow */
+                for (int64_t c = 0; c < p.cols; c++)
+                    ((float *)p.act)[j * p.cols + c] = p.x[j * p.cols + c] *= j % 3 == 1 ? 1e7f : j % 3 == 2 ? 1e-9f : 1;
+            for (int d = 0; d < g_rig.n; d++) {
+                rig_run(&g_rig.device[d], &p.c, p.y);
+                for (int64_t j = 0; j < p.tokens; j++) { /* each row by itself, the small ones too */
+                    product row = p;
+                    row.tokens = 1, row.x += j * p.cols, row.act = (float *)p.act + j * p.cols, row.y += j * p.rows;
+                    product_errors(&row, p.w, &whole, &sum_only);
+                    assert_within(product_name(&p, DATA_NORMAL), sum_only, bound);
+                    worst = fmax(worst, sum_only);
+                }
+                check_tokens_alone(&g_rig.device[d], &p);
+                uint16_t kept[8], *piece = (uint16_t *)p.w + p.cols - 8; /* of the first row */
+                product first = p;
+                first.rows = first.tokens = 1;
+                memcpy(kept, piece, sizeof kept);
+                memset(piece, 0, sizeof kept);
+                product_errors(&first, p.w, &whole, &sum_only);
+                assert_caught("the last 16 bytes of a row left out", sum_only, bound);
+                memcpy(piece, kept, sizeof kept);
+            }
+            product_free(&p);
+        }
+        print_message("LINEAR %-6s of a prompt: NMSE of a row %.2g at worst\n", lt_dtype_get(t)->name, worst);
+    }
+}
+
+/* What is not finite stays so, wherever it stands in the row. */
+static void prompts_carry_what_is_not_finite(void **state)
+{
+    (void)state;
+    static const float bad[] = {NAN, INFINITY, -INFINITY};
+    for (int k = 0; k < 6; k++) {
+        product p;
+        product_init(&p, k % 2 ? LT_DTYPE_BF16 : LT_DTYPE_F16, 33, 520, 3, DATA_NORMAL);
+        p.c.args.prefill = true;
+        ((float *)p.act)[520 + 519 - k] = bad[k / 2];
+        for (int d = 0; d < g_rig.n; d++) {
+            rig_run(&g_rig.device[d], &p.c, p.y);
+            for (int64_t i = 0; i < 3 * 33; i++)
+                if (isfinite(p.y[i]) == (i / 33 == 1))
+                    fail_msg("%s: %g in token 1 of 3: output %lld of token %lld is %g", g_rig.device[d].spec, (double)bad[k / 2],
+                             (long long)(i % 33), (long long)(i / 33), (double)p.y[i]);
+        }
+        product_free(&p);
+    }
+}
+
 /* Mutations of the weight stand for decoders that are wrong in that way. */
 static void swap_bytes(uint8_t *a, uint8_t *b) { uint8_t x = *a; *a = *b, *b = x; }
 
@@ -362,7 +456,8 @@ int main(void)
         cmocka_unit_test(quantize_is_bit_equal_and_close), cmocka_unit_test(products_hold_their_bounds),
         cmocka_unit_test(planted_bugs_are_caught),         cmocka_unit_test(every_dtype_and_shape_is_bit_equal),
         cmocka_unit_test(large_shapes_are_bit_equal),      cmocka_unit_test(slices_equal_the_whole),
-        cmocka_unit_test(a_batch_equals_each_token_alone),
+        cmocka_unit_test(a_batch_equals_each_token_alone), cmocka_unit_test(many_tokens_are_bit_equal),
+        cmocka_unit_test(prompts_hold_their_bounds),       cmocka_unit_test(prompts_carry_what_is_not_finite),
     };
     return cmocka_run_group_tests(tests, rig_setup, rig_teardown);
 }

@@ -27,6 +27,41 @@ typedef struct lt_cuda_linear {
     lt_cuda_linear_part part[LT_CUDA_LINEAR_PARTS];
 } lt_cuda_linear;
 
+/* Rows of a weight, or of Q8A activations, as stages of the int8 product: kernels/gemm_int8.cu. */
+#define LT_GEMM_ROWS 64 /* of a weight's tile */
+#define LT_GEMM_DEPTH 4 /* blocks of 32 columns a stage */
+#define LT_GEMM_PACKERS 512 /* threads a block that packs */
+typedef struct lt_cuda_pack {
+    uint64_t src, image;
+    int64_t  src_stride;
+    int32_t  rows, cols, stages, tile /* rows a tile, of activations */;
+} lt_cuda_pack;
+typedef struct lt_cuda_pack2 {
+    lt_cuda_pack weight, tokens;
+    int64_t      token_units; /* threads: padded tokens times 8 * lt_room() */
+    int32_t      parts, pad;  /* blocks of the weight's: tiles times lt_room() / depth */
+} lt_cuda_pack2;
+typedef struct lt_cuda_gemm8 {
+    uint64_t x, w, y; /* images; y f32 */
+    int64_t  y_stride;
+    int32_t  rows, cols, tiles, tokens, stages, pad;
+} lt_cuda_gemm8;
+
+/* The same by tensor cores from halves: x is scratch, [tokens][cols] f16 (or bf16: the upper halves, then the lower
+ * ones at x_low), with a power of two each row was divided by at scale. */
+typedef struct lt_cuda_gemm {
+    uint64_t x, x_low, scale, w, y;
+    int64_t  x_stride, w_stride, y_stride;
+    int32_t  rows, cols, tiles, tokens;
+} lt_cuda_gemm;
+
+/* f32 rows into that scratch. */
+typedef struct lt_cuda_halve {
+    uint64_t x, y, y_low, scale;
+    int64_t  x_stride, y_stride;
+    int32_t  cols, brain;
+} lt_cuda_halve;
+
 /* Elementwise and row ops over rows of cols floats. Rows are [outer][inner]; unused strides are 0. */
 typedef struct lt_cuda_rows {
     uint64_t a, b, y;

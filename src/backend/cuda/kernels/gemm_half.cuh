@@ -1,0 +1,71 @@
+/* gemm_half.cuh - tiles of halves in shared memory, shared by gemm_half.cu and gemm_sm90a.cu.
+ *
+ * A tile row is 64 halves, 128 bytes, in 16-byte pieces permuted by xor with row mod 8: no bank conflict for
+ * ldmatrix, and what wgmma calls the 128-byte swizzle. */
+#ifndef LT_CUDA_GEMM_HALF_CUH
+#define LT_CUDA_GEMM_HALF_CUH
+
+#include <cuda_bf16.h>
+
+#include "mma.cuh"
+
+#define LT_DEEP 64 /* columns a tile */
+
+#if LT_HAS_MMA
+/* `rows` rows from row `first` of a matrix of `limit` rows, columns k .. k+63; what lies outside is zeros. */
+template <int rows, int threads> LT_DEV void lt_fetch_tile(uint32_t dst, uint64_t base, int64_t stride, int first, int limit, int k, int cols)
+{
+#pragma unroll
+    for (int i = 0; i < rows * 8; i += threads) {
+        const int id = i + (int)threadIdx.x, r = id / 8, c = id % 8;
+        if (rows * 8 % threads && id >= rows * 8)
+            break;
+        const int row = first + r, col = k + 8 * c, left = row < limit && col < cols ? 2 * (cols - col) : 0;
+        lt_async16(dst + (uint32_t)(128 * r + 16 * (c ^ (r & 7))), lt_at<const uint8_t>(base, (left ? row * stride + 2 * (int64_t)col : 0)),
+                   left < 16 ? left : 16);
+    }
+}
+#endif
+
+/* Activations to halves, one block a row; of each image, so that one load brings all a product needs. */
+extern "C" __global__ void __launch_bounds__(256) gemm_halve(lt_cuda_halve a)
+{
+    __shared__ uint32_t most[8];
+    const float *x = lt_at<const float>(a.x, blockIdx.x * a.x_stride);
+    uint32_t m = 0;
+    for (int i = (int)threadIdx.x; i < a.cols; i += 256)
+        m = max(m, __float_as_uint(x[i]) & 0x7fffffffu);
+#pragma unroll
+    for (int s = 16; s > 0; s /= 2)
+        m = max(m, __shfl_xor_sync(LT_FULL, m, s));
+    if (threadIdx.x % 32 == 0)
+        most[threadIdx.x / 32] = m;
+    __syncthreads();
+    for (int i = 0; i < 8; i++)
+        m = max(m, most[i]);
+    /* 14 - exponent, kept where both it and its inverse are normal; 0 for zeros, infinities and NaN */
+    const int e = (int)(m >> 23), up = a.brain || e == 0 || e == 255 ? 0 : min(max(141 - e, -126), 126);
+    const float factor = __uint_as_float((uint32_t)(127 + up) << 23);
+    if (threadIdx.x == 0)
+        *lt_at<float>(a.scale, 4 * (int64_t)blockIdx.x) = __uint_as_float((uint32_t)(127 - up) << 23);
+    unsigned short *y = lt_at<unsigned short>(a.y, blockIdx.x * a.y_stride), *low = lt_at<unsigned short>(a.y_low, blockIdx.x * a.y_stride);
+    for (int i = (int)threadIdx.x; i < a.cols; i += 256) {
+        if (a.brain) {
+            const __nv_bfloat16 h = __float2bfloat16_rn(x[i]);
+            const float rest = lt_sub(x[i], __bfloat162float(h));
+            y[i] = __bfloat16_as_ushort(h);
+            low[i] = __bfloat16_as_ushort(__float2bfloat16_rn(rest - rest == 0.0f ? rest : 0.0f)); /* inf - inf */
+        } else {
+            y[i] = __half_as_ushort(__float2half_rn(lt_mul(x[i], factor)));
+        }
+    }
+}
+
+/* Sums of weight row r and token t: y = sum * scale[t]. */
+LT_DEV void lt_put(const lt_cuda_gemm &a, int r, int t, float sum)
+{
+    if (r < a.rows && t < a.tokens)
+        *lt_at<float>(a.y, t * a.y_stride + 4 * (int64_t)r) = lt_mul(sum, __ldg(lt_at<const float>(a.scale, 4 * (int64_t)t)));
+}
+
+#endif

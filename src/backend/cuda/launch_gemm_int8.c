@@ -1,0 +1,114 @@
+/* launch_gemm_int8.c - LINEAR of many tokens and a quantised weight by tensor cores, where the card has int8 ones.
+ *
+ * The bits are those of every other way, so the number of tokens may choose. The weight is packed by as many rows
+ * as CHUNK holds: small enough to stay in the L2 cache of large cards, and little of a small budget. */
+#include <stdio.h>
+
+#include "backend/cuda/launch.h"
+
+#define LEAST_TOKENS 16 /* below, passes of eight tokens over the weight as it is are quicker than packing it */
+#define CHUNK ((uint64_t)24 << 20)
+#define TILE_WIDE 64
+#define TILE_NARROW 32
+
+/* What a block has beside its scale, as in kernels/gemm_int8.cu. */
+typedef struct kind { const char *name; int of_row, of_token; } kind;
+
+static kind kind_of(lt_dtype t)
+{
+    switch (t) {
+    case LT_DTYPE_Q4_1:
+    case LT_DTYPE_Q5_1:
+    case LT_DTYPE_Q4_K:
+    case LT_DTYPE_Q5_K: return (kind){"mins", 2, 2};
+    case LT_DTYPE_Q3_K:
+    case LT_DTYPE_Q6_K: return (kind){"halves", 3, 1};
+    case LT_DTYPE_Q2_K: return (kind){"halves_mins", 6, 3};
+    default: return (kind){"plain", 1, 1};
+    }
+}
+
+typedef struct shape {
+    kind     k;
+    int64_t  blocks, room, stages; /* of 32 columns; slots of the fullest accumulator; stages of a row */
+    int64_t  tile, token_tiles, chunk_rows;
+    uint64_t weight_bytes, token_bytes; /* of the images; the weight's of a chunk */
+} shape;
+
+static uint64_t stage_bytes(int64_t rows, int factors) { return (uint64_t)rows * (128 + 4 * LT_GEMM_DEPTH * (uint64_t)factors); }
+
+static shape shape_of(const lt_op_args *a)
+{
+    int64_t rows = a->src[1].dim[0], tokens = a->src[0].dim[0];
+    shape s = {.k = kind_of(a->src[1].dtype), .blocks = a->src[1].dim[1] / 32, .tile = tokens > TILE_NARROW ? TILE_WIDE : TILE_NARROW};
+    for (int64_t j = 0; j < 8; j++)
+        s.stages += ((s.blocks - j + 7) / 8 + LT_GEMM_DEPTH - 1) / LT_GEMM_DEPTH;
+    s.room = ((s.blocks + 7) / 8 + LT_GEMM_DEPTH - 1) / LT_GEMM_DEPTH * LT_GEMM_DEPTH;
+    s.token_tiles = (tokens + s.tile - 1) / s.tile;
+    s.token_bytes = lt__round_up((uint64_t)(s.token_tiles * s.stages) * stage_bytes(s.tile, s.k.of_token), 256);
+    uint64_t tile_bytes = (uint64_t)s.stages * stage_bytes(LT_GEMM_ROWS, s.k.of_row);
+    int64_t tiles = (rows + LT_GEMM_ROWS - 1) / LT_GEMM_ROWS, most = (int64_t)lt__max_u64(1, CHUNK / tile_bytes);
+    int64_t chunks = (tiles + most - 1) / most, each = (tiles + chunks - 1) / chunks;
+    s.chunk_rows = each * LT_GEMM_ROWS;
+    s.weight_bytes = lt__round_up((uint64_t)each * tile_bytes, 256);
+    return s;
+}
+
+static bool accepts(const lt_cuda_device *dev, const lt_op_args *a, const char **why)
+{
+    const lt_view *x = &a->src[0], *w = &a->src[1];
+    *why = "the card has no int8 tensor cores of 32 columns (compute capability 8.0)";
+    if (lt__cuda_device_props(dev)->major < 8)
+        return false;
+    *why = "the card has too little shared memory to pack the weight";
+    if (8 * stage_bytes(LT_GEMM_ROWS, kind_of(w->dtype).of_row) > lt__cuda_device_props(dev)->shared_optin_bytes)
+        return false;
+    *why = "few tokens, or a weight that is not quantised, or over two billion blocks";
+    return lt_dtype_get(w->dtype)->kind == LT_DTYPE_KIND_QUANT && x->dim[0] >= LEAST_TOKENS && x->dim[0] < INT32_MAX / 64 &&
+           w->dim[1] < INT32_MAX / 64 && w->dim[0] > 0 && (w->dim[0] + 63) / 64 < INT32_MAX / ((x->dim[0] + 31) / 32) &&
+           (x->stride[0] & 7) == 0;
+}
+
+static uint64_t scratch(const lt_cuda_device *dev, const lt_op_args *a)
+{
+    (void)dev;
+    shape s = shape_of(a);
+    return s.weight_bytes + s.token_bytes;
+}
+
+static lt_status launch(lt_cuda_device *dev, CUstream stream, const lt_op_args *args, lt_err *err)
+{
+    const lt_view *x = &args->src[0], *w = &args->src[1], *y = &args->dst;
+    shape s = shape_of(args);
+    uint64_t image = args->scratch + s.token_bytes;
+    char pack_name[40], name[40];
+    snprintf(pack_name, sizeof pack_name, "gemm_pack_%s", lt_dtype_get(w->dtype)->name);
+    snprintf(name, sizeof name, "gemm_%s_%d", s.k.name, (int)s.tile);
+    for (int64_t row = 0; row < w->dim[0]; row += s.chunk_rows) {
+        int64_t rows = w->dim[0] - row < s.chunk_rows ? w->dim[0] - row : s.chunk_rows, tiles = (rows + LT_GEMM_ROWS - 1) / LT_GEMM_ROWS;
+        lt_cuda_pack2 p = {.weight = {.src = w->addr + (uint64_t)(row * w->stride[0]), .image = image, .src_stride = w->stride[0],
+                                      .rows = (int32_t)rows, .cols = (int32_t)w->dim[1], .stages = (int32_t)s.stages, .tile = LT_GEMM_ROWS},
+                           .tokens = {.src = x->addr, .image = args->scratch, .src_stride = x->stride[0], .rows = (int32_t)x->dim[0],
+                                      .cols = (int32_t)w->dim[1], .stages = (int32_t)s.stages, .tile = (int32_t)s.tile},
+                           .token_units = row ? 0 : s.token_tiles * s.tile * 8 * s.room, .parts = (int32_t)(tiles * (s.room / LT_GEMM_DEPTH))};
+        lt_cuda_dim grid = {(uint32_t)p.parts + lt__cuda_blocks(p.token_units, LT_GEMM_PACKERS), 1, 1}, block = {LT_GEMM_PACKERS, 1, 1};
+        lt_status st = lt__cuda_launch(dev, "gemm_int8", pack_name, grid, block, (uint32_t)(8 * stage_bytes(LT_GEMM_ROWS, s.k.of_row)), stream,
+                                       (void *[]){&p}, args, err);
+        if (st != LT_OK)
+            return st;
+        lt_cuda_gemm8 a = {.x = args->scratch, .w = image, .y = y->addr + (uint64_t)row * sizeof(float), .y_stride = y->stride[0],
+                           .rows = (int32_t)rows, .cols = (int32_t)w->dim[1], .tiles = (int32_t)s.token_tiles, .tokens = (int32_t)x->dim[0],
+                           .stages = (int32_t)s.stages};
+        grid.x = (uint32_t)(tiles * s.token_tiles);
+        block.x = (uint32_t)(2 * s.tile);
+        st = lt__cuda_launch(dev, "gemm_int8", name, grid, block,
+                             (uint32_t)(2 * (stage_bytes(LT_GEMM_ROWS, s.k.of_row) + stage_bytes(s.tile, s.k.of_token))), stream,
+                             (void *[]){&a}, args, err);
+        if (st != LT_OK)
+            return st;
+    }
+    return LT_OK;
+}
+
+const lt_cuda_row lt__cuda_rows_gemm_int8[] = {{LT_OP_LINEAR, accepts, launch, scratch}};
+const size_t lt__cuda_rows_gemm_int8_n = 1;
