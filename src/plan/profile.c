@@ -21,15 +21,17 @@
 #include "lowtide/store.h"
 
 /* LT_KERNELS names the build's kernels and flags: other code, or a sanitized build, has other rates. */
-#define PROFILE_VERSION 2
+#define PROFILE_VERSION 3
 #define ROWS 256
 #define COLS 2048
 #define TOKENS 64
 #define READ_BYTES (UINT64_C(128) << 20)
 #define DISK_BYTES (UINT64_C(32) << 20)
 #define LINK_BYTES (UINT64_C(32) << 20)
-/* A card is measured in rows that keep all of it busy, and in runs that hide the way there. */
+/* A card is measured in rows and tokens that keep all of it busy, and in runs that hide the way there. */
 #define CARD_ROWS 8192
+#define CARD_TOKENS 512
+#define CARD_BYTES (UINT64_C(120) << 20) /* f32 weight, activations, outputs and scratch of such a product */
 #define CARD_LAUNCHES 8
 
 typedef struct bench {
@@ -73,12 +75,26 @@ static lt_view view2(lt_addr addr, lt_dtype t, int64_t rows, int64_t cols)
     return (lt_view){.addr = addr, .dtype = t, .ndim = 2, .dim = {rows, cols}, .stride = {(int64_t)row, tr->block_bytes}};
 }
 
-/* LINEAR of every weight dtype the device takes: rates at 1 and at TOKENS rows of activations. */
+static bool is_card(const bench *b) { return !b->info.host_visible && b->mem_bytes >= CARD_BYTES; }
+
+/* Gives a launch its scratch, behind `used` bytes of the bench's memory. */
+static lt_status give_scratch(const bench *b, lt_op_args *a, uint64_t used, lt_err *err)
+{
+    uint64_t bytes = lt__device_scratch_bytes(b->dev, a);
+    used = lt__round_up(used, 256);
+    if (used > b->mem_bytes || bytes > b->mem_bytes - used)
+        return lt__fail(err, LT_E_DEVICE_OOM, "measuring %s needs %lu bytes of scratch behind %lu, there are %lu in all",
+                        lt_op_get(a->op)->name, bytes, used, b->mem_bytes);
+    a->scratch = bytes ? b->mem + used : 0;
+    return LT_OK;
+}
+
+/* LINEAR of every weight dtype the device takes: rates at one row of activations and at those of a prompt. */
 static lt_status measure_products(bench *b, lt_profile *p, lt_err *err)
 {
-    bool card = !b->info.host_visible && b->mem_bytes >= UINT64_C(80) << 20;
-    int64_t rows = card ? CARD_ROWS : ROWS;
-    lt_addr w = b->mem, x = b->mem + (uint64_t)rows * COLS * 4 + (UINT64_C(2) << 20), y = x + (UINT64_C(2) << 20);
+    int64_t rows = is_card(b) ? CARD_ROWS : ROWS, tokens = is_card(b) ? CARD_TOKENS : TOKENS;
+    lt_addr w = b->mem, x = b->mem + (uint64_t)rows * COLS * 4, y = x + (uint64_t)tokens * COLS * 4;
+    uint64_t used = y - b->mem + (uint64_t)(tokens * rows) * 4;
     for (int t = 0; t < LT_DTYPE_COUNT; t++) {
         const lt_dtype_traits *tr = lt_dtype_get((lt_dtype)t);
         if (tr->kind != LT_DTYPE_KIND_FLOAT && tr->kind != LT_DTYPE_KIND_QUANT)
@@ -91,13 +107,14 @@ static lt_status measure_products(bench *b, lt_profile *p, lt_err *err)
         if (!lt__device_supports(b->dev, &a, &why))
             continue;
         double s1, sn;
-        lt_status s = time_launches(b, &a, 8, 0.005, &s1, err);
-        if (s != LT_OK)
+        lt_status s = give_scratch(b, &a, used, err);
+        if (s != LT_OK || (s = time_launches(b, &a, 8, 0.005, &s1, err)) != LT_OK)
             return s;
-        a.src[0].dim[0] = a.dst.dim[0] = TOKENS;
-        if ((s = time_launches(b, &a, 1, 0.015, &sn, err)) != LT_OK)
+        a.src[0].dim[0] = a.dst.dim[0] = tokens;
+        a.prefill = true;
+        if ((s = give_scratch(b, &a, used, err)) != LT_OK || (s = time_launches(b, &a, 1, 0.015, &sn, err)) != LT_OK)
             return s;
-        double dot = 8.0 * (double)a.src[1].stride[0] * (double)rows / s1, gemm = (double)TOKENS * (double)rows * COLS / sn;
+        double dot = 8.0 * (double)a.src[1].stride[0] * (double)rows / s1, gemm = (double)tokens * (double)rows * COLS / sn;
         p->dot_rate[t] = dot > p->dot_rate[t] ? dot : p->dot_rate[t];
         p->gemm_rate[t] = gemm > p->gemm_rate[t] ? gemm : p->gemm_rate[t];
     }
@@ -119,29 +136,27 @@ static lt_status measure_small(bench *b, lt_profile *p, lt_err *err)
     lt_kv_layout kv = {.k_offset = 0, .kv_heads = 4, .head_dim = 64, .dtype = LT_DTYPE_F16};
     kv.v_offset = (uint64_t)kv.kv_heads * LT_KV_PAGE * kv.head_dim * 2;
     kv.page_bytes = 2 * kv.v_offset;
-    int32_t pos[16], table[4] = {0, 1, 2, 3};
-    for (int i = 0; i < 16; i++)
-        pos[i] = 1008 + i;
-    lt_addr q = b->mem + 4 * kv.page_bytes, o = q + 65536, pa = o + 65536, ta = pa + 4096;
-    if ((st = lt_queue_copy_in(b->queue, pa, pos, sizeof pos, err)) != LT_OK ||
+    const int n = is_card(b) ? CARD_TOKENS : 16;
+    int32_t pos[CARD_TOKENS], table[4] = {0, 1, 2, 3};
+    for (int i = 0; i < n; i++)
+        pos[i] = 1024 - n + i;
+    lt_addr q = b->mem + 4 * kv.page_bytes, o = q + (uint64_t)n * 2048, pa = o + (uint64_t)n * 2048, ta = pa + sizeof pos;
+    if ((st = lt_queue_copy_in(b->queue, pa, pos, (uint64_t)n * sizeof *pos, err)) != LT_OK ||
         (st = lt_queue_copy_in(b->queue, ta, table, sizeof table, err)) != LT_OK ||
         (st = lt_queue_sync(b->queue, err)) != LT_OK)
         return st;
-    lt_op_args at = {.op = LT_OP_ATTENTION, .n_src = 4, .name = "profile"};
+    lt_op_args at = {.op = LT_OP_ATTENTION, .n_src = 4, .name = "profile", .prefill = true};
     at.params.ATTENTION = (lt_attention_params){.kv = kv, .heads = 8, .scale = 0.125f};
-    at.src[0] = at.dst = (lt_view){.addr = q, .dtype = LT_DTYPE_F32, .ndim = 3, .dim = {16, 8, 64}, .stride = {2048, 256, 4}};
+    at.src[0] = at.dst = (lt_view){.addr = q, .dtype = LT_DTYPE_F32, .ndim = 3, .dim = {n, 8, 64}, .stride = {2048, 256, 4}};
     at.dst.addr = o;
     at.src[1] = (lt_view){.addr = b->mem, .dtype = LT_DTYPE_I8, .ndim = 1, .dim = {(int64_t)(4 * kv.page_bytes)}, .stride = {1}};
-    at.src[2] = (lt_view){.addr = pa, .dtype = LT_DTYPE_I32, .ndim = 1, .dim = {16}, .stride = {4}};
+    at.src[2] = (lt_view){.addr = pa, .dtype = LT_DTYPE_I32, .ndim = 1, .dim = {n}, .stride = {4}};
     at.src[3] = (lt_view){.addr = ta, .dtype = LT_DTYPE_I32, .ndim = 1, .dim = {4}, .stride = {4}};
-    uint64_t scratch = lt__device_scratch_bytes(b->dev, &at), scratch_at = UINT64_C(8) << 20;
-    if (scratch > b->mem_bytes - scratch_at)
-        return lt__fail(err, LT_E_DEVICE_OOM, "measuring attention needs %lu bytes of scratch, %lu are left", scratch,
-                        b->mem_bytes - scratch_at);
-    at.scratch = scratch ? b->mem + scratch_at : 0;
+    if ((st = give_scratch(b, &at, ta + sizeof table - b->mem, err)) != LT_OK)
+        return st;
     if ((st = time_launches(b, &at, 2, 0.02, &s, err)) != LT_OK)
         return st;
-    p->attend_rate = 2.0 * 2 * 16 * 8 * 64 * 1016 / s;
+    p->attend_rate = 2.0 * 2 * 8 * 64 * n * (1024 - (n - 1) / 2.0) / s;
     return LT_OK;
 }
 

@@ -3,7 +3,7 @@
 
 #define BOUND_EXACT 1e-12   /* of f32 sums: relative error 1e-6 */
 #define BOUND_PROMPT_F16 1e-6  /* activations of a prompt as f16 of their row's scale: 2^-11 each at worst */
-#define BOUND_PROMPT_BF16 1e-8 /* as two bf16 */
+#define BOUND_PROMPT_BF16 1e-7 /* as two bf16; seen 1e-8 where one sum of eight cancels */
 #define BOUND_PRODUCT 5e-4  /* of a quantised weight times f32 activations, quantisation included */
 
 static bool is_quant(lt_dtype t) { return lt_dtype_get(t)->kind == LT_DTYPE_KIND_QUANT; }
