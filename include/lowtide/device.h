@@ -81,6 +81,10 @@ LT_API LT_NODISCARD lt_status
 lt_device_commit(lt_device *dev, lt_addr base, uint64_t bytes, lt_err *err);
 LT_API void lt_device_decommit(lt_device *dev, lt_addr base, uint64_t bytes);
 
+/* From now on up to `bytes` of what is given back stay with this device for its next commits, so that no other
+ * process can take them in between; 0 lets go of them. A device that cannot ignores it. */
+LT_API void lt_device_keep(lt_device *dev, uint64_t bytes);
+
 /* Page-locked host memory, for copies at full speed. E_UNSUPPORTED or E_HOST_OOM are
  * ordinary answers: pageable memory works too, slower. */
 LT_API LT_NODISCARD lt_status

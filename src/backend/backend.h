@@ -30,6 +30,7 @@ typedef struct lt_device_vt {
     void (*unreserve)(lt_device *dev, lt_addr base, uint64_t bytes);
     lt_status (*commit)(lt_device *dev, lt_addr base, uint64_t bytes, lt_err *err);
     void (*decommit)(lt_device *dev, lt_addr base, uint64_t bytes);
+    void (*keep)(lt_device *dev, uint64_t bytes); /* NULL: nobody else is there to take it */
     lt_status (*pin)(lt_device *dev, void *ptr, size_t bytes, lt_err *err);
     void (*unpin)(lt_device *dev, void *ptr, size_t bytes);
 

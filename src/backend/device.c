@@ -74,6 +74,12 @@ void lt_device_decommit(lt_device *dev, lt_addr base, uint64_t bytes)
         dev->vt->decommit(dev, base, bytes);
 }
 
+void lt_device_keep(lt_device *dev, uint64_t bytes)
+{
+    if (dev->vt->keep)
+        dev->vt->keep(dev, bytes);
+}
+
 lt_status lt_device_pin(lt_device *dev, void *ptr, size_t bytes, lt_err *err)
 {
     if (!dev || !ptr)

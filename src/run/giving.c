@@ -27,7 +27,10 @@ void lt__giving_refused(lt__giving *g)
 static lt__give_act shrink(lt__giving *g, const lt__give_facts *f, uint64_t deficit, uint64_t *to, uint64_t *missed)
 {
     g->relief_since = 0;
-    uint64_t less = deficit + g->slack;
+    /* A neighbour who takes what it is given, again and again: larger steps cost fewer plans. */
+    bool again = g->streak && f->now_ns - g->shrunk_at < LT__GIVE_STREAK_NS;
+    uint64_t slacks = again ? lt__min_u64(2 * g->streak, 8) : 1;
+    uint64_t less = deficit + slacks * g->slack;
     *to = lt__max_u64(f->held > less ? f->held - less : 0, g->least);
     uint64_t given = f->held > *to ? f->held - *to : 0, own = g->reserve > f->free_bytes ? g->reserve - f->free_bytes : 0;
     *missed = own > given ? own - given : 0;
@@ -38,6 +41,8 @@ static lt__give_act shrink(lt__giving *g, const lt__give_facts *f, uint64_t defi
     else
         g->hold_ns = LT__GIVE_HOLD_NS;
     g->grown_at = 0;
+    g->shrunk_at = f->now_ns;
+    g->streak = slacks;
     return LT__GIVE_SHRINK;
 }
 

@@ -9,6 +9,7 @@
 #define LT__GIVE_LOOK_NS (UINT64_C(20) * 1000000)  /* no look at the device more often than this */
 #define LT__GIVE_HOLD_NS (UINT64_C(1000) * 1000000) /* memory must have been free this long before it is taken */
 #define LT__GIVE_HOLD_MOST_NS (UINT64_C(30) * 1000000000)
+#define LT__GIVE_STREAK_NS (UINT64_C(1000) * 1000000)  /* pressure this soon after pressure doubles the slack, up to 8 */
 #define LT__GIVE_RELAPSE_NS (UINT64_C(5) * 1000000000) /* pressure this soon after growing doubles the hold */
 
 typedef struct lt__giving {
@@ -16,7 +17,7 @@ typedef struct lt__giving {
     uint64_t want;     /* most that is ever held, fixed cost included */
     uint64_t least;    /* of the smallest plan */
     uint64_t slack;    /* beyond what is missing, so that a neighbour who grows in steps costs few plans */
-    uint64_t hold_ns, relief_since, relief_to, grown_at;
+    uint64_t hold_ns, relief_since, relief_to, grown_at, shrunk_at, streak; /* streak: slacks given at the last pressure */
 } lt__giving;
 
 typedef struct lt__give_facts {

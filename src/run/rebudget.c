@@ -232,6 +232,7 @@ static lt_status change_budget(lt_session *s, uint64_t to, lt_budget_change c, b
     }
     const lt_plan_info *n = &(next ? next : s->first)->info;
     lt__share_keep(s->desc.share, n->predicted_peak_bytes - n->fixed_bytes);
+    lt_device_keep(s->dev, lt__min_u64(n->predicted_peak_bytes - n->fixed_bytes, s->plan->arena_bytes));
     drop_engine(s);
     st = try_plan(s, next ? next : s->first, next, err);
     if (is_oom(st)) {
@@ -242,6 +243,7 @@ static lt_status change_budget(lt_session *s, uint64_t to, lt_budget_change c, b
             was = try_least(s, &back);
         st = was == LT_OK ? LT_OK : st;
     }
+    lt_device_keep(s->dev, 0);
     if (next && s->own != next)
         lt_plan_destroy(next);
     if (st != LT_OK)

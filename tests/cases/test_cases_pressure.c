@@ -8,17 +8,6 @@
 static char model[64], card[64], spec[256];
 static lt_ctx *ctx;
 
-static int setup(void **state)
-{
-    (void)state;
-    make_model(model, "--arch llama --layers 8 --embd 256 --ff 1024 --heads 4 --kv-heads 2 --head-dim 64 --vocab 512 --ctx 4096 "
-                      "--type F16 --seed 5");
-    snprintf(card, sizeof card, "/tmp/lt-card-%d-XXXXXX", (int)getpid());
-    close(mkstemp(card));
-    snprintf(spec, sizeof spec, "sim:vram=96M,fixed=4M,h2d=1G,d2h=1G,latency=5us,clock=virtual,compute=4G,threads=1,card=%s", card);
-    return lt_ctx_create(NULL, &ctx, NULL) != LT_OK;
-}
-
 static int teardown(void **state)
 {
     (void)state;
@@ -234,6 +223,59 @@ static void the_smallest_plan_says_what_is_missed(void **state)
     close_rig(&r);
 }
 
+/* A neighbour who takes every byte the moment it is free, also between the old arena and the new: called before each
+ * commit, in a context of its own. */
+static struct greedy { lt_device *dev; lt_addr at[64]; uint64_t bytes[64], most, held; int n; } greedy;
+
+static bool take_what_is_free(void *user, lt_fault_point point)
+{
+    (void)user;
+    struct greedy *g = &greedy;
+    if (point != LT_FAULT_COMMIT || !g->dev || g->n == 64)
+        return false;
+    uint64_t free_bytes = lt_device_free_bytes(g->dev) & ~UINT64_C(0x3ffff);
+    uint64_t bytes = g->held + free_bytes > g->most ? g->most - g->held : free_bytes;
+    if (!bytes || lt_device_reserve(g->dev, bytes, &g->at[g->n], NULL) != LT_OK)
+        return false;
+    if (lt_device_commit(g->dev, g->at[g->n], bytes, NULL) != LT_OK) {
+        lt_device_unreserve(g->dev, g->at[g->n], bytes);
+        return false;
+    }
+    g->held += bytes;
+    g->bytes[g->n++] = bytes;
+    return false;
+}
+
+static void a_greedy_neighbour_gets_only_what_is_given(void **state)
+{
+    (void)state;
+    lt_ctx *other;
+    lt_err err;
+    assert_int_equal(lt_ctx_create(NULL, &other, NULL), LT_OK);
+    rig r = open_rig(24 * M, 4 * M);
+    prompt(&r);
+    assert_int_equal(lt_device_open(other, spec, &greedy.dev, &err), LT_OK);
+    greedy.most = 76 * M;
+    take_what_is_free(NULL, LT_FAULT_COMMIT);
+    decode(&r, 120);
+    size_t n = lt_session_budget_change_count(r.s);
+    assert_true(n >= 1 && greedy.n > 1);
+    for (size_t i = 0; i < n; i++)
+        assert_string_equal(lt_session_budget_change_at(r.s, i).why, "pressure");
+    print_message("%zu changes, the last to %.1f MiB\n", n, (double)lt_session_budget_change_at(r.s, n - 1).to / 1048576);
+    for (int i = 0; i < greedy.n; i++)
+        lt_device_unreserve(greedy.dev, greedy.at[i], greedy.bytes[i]);
+    lt_device_close(greedy.dev);
+    greedy.dev = NULL;
+    lt_ctx_destroy(other);
+    rig quiet = open_rig(24 * M, 0);
+    prompt(&quiet);
+    decode(&quiet, 120);
+    assert_true(quiet.hash == r.hash);
+    close_rig(&quiet);
+    close_rig(&r);
+}
+
 /* Case 19 (stable-diffusion.cpp 1878): a neighbour whose use goes up and down does not cost a plan each step. */
 static void case_images_19_an_unsteady_neighbour_costs_few_plans(void **state)
 {
@@ -258,6 +300,19 @@ static void case_images_19_an_unsteady_neighbour_costs_few_plans(void **state)
     close_rig(&r);
 }
 
+static int setup(void **state)
+{
+    (void)state;
+    make_model(model, "--arch llama --layers 8 --embd 256 --ff 1024 --heads 4 --kv-heads 2 --head-dim 64 --vocab 512 --ctx 4096 "
+                      "--type F16 --seed 5");
+    snprintf(card, sizeof card, "/tmp/lt-card-%d-XXXXXX", (int)getpid());
+    close(mkstemp(card));
+    snprintf(spec, sizeof spec, "sim:vram=96M,fixed=4M,h2d=1G,d2h=1G,latency=5us,clock=virtual,compute=4G,threads=1,card=%s", card);
+    lt_ctx_desc d = lt_ctx_desc_default();
+    d.fault = take_what_is_free;
+    return lt_ctx_create(&d, &ctx, NULL) != LT_OK;
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -265,6 +320,7 @@ int main(void)
         cmocka_unit_test(case_memory_1_traffic_is_back_after_pressure),
         cmocka_unit_test(case_memory_11_the_reserve_is_held),
         cmocka_unit_test(the_smallest_plan_says_what_is_missed),
+        cmocka_unit_test(a_greedy_neighbour_gets_only_what_is_given),
         cmocka_unit_test(case_images_19_an_unsteady_neighbour_costs_few_plans),
     };
     return cmocka_run_group_tests(tests, setup, teardown);

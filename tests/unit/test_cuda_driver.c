@@ -337,6 +337,26 @@ static void recycled_pieces_never_exceed_what_was_committed(void **state)
     close_rig(&r);
 }
 
+static void what_is_kept_is_committed_again_without_the_driver(void **state)
+{
+    (void)state;
+    rig r = open_rig(SPEC);
+    OK(lt_device_commit(r.dev, r.mem, 128 * MIB, &r.err));
+    lt_device_keep(r.dev, 70 * MIB); /* three pieces */
+    lt_device_decommit(r.dev, r.mem, 128 * MIB);
+    assert_int_equal(held(&r), 96 * MIB);
+    uint64_t created = fake->calls("cuMemCreate");
+    OK(lt_device_commit(r.dev, r.mem, 70 * MIB, &r.err));
+    assert_int_equal(fake->calls("cuMemCreate"), created + 1); /* the last, of 6 MiB */
+    assert_int_equal(held(&r), 70 * MIB);
+    lt_device_decommit(r.dev, r.mem, 70 * MIB);
+    assert_int_equal(held(&r), 64 * MIB);
+    lt_device_keep(r.dev, 0);
+    assert_int_equal(held(&r), 0);
+    assert_int_equal(counts().peak_held_bytes, 128 * MIB);
+    close_rig(&r);
+}
+
 static void plain_memory_where_there_is_no_vmm(void **state)
 {
     (void)state;
@@ -1029,6 +1049,7 @@ int main(void)
         cmocka_unit_test(commit_rolls_back),
         cmocka_unit_test(faults_of_the_spec_hit_the_nth_call),
         cmocka_unit_test(recycled_pieces_never_exceed_what_was_committed),
+        cmocka_unit_test(what_is_kept_is_committed_again_without_the_driver),
         cmocka_unit_test(plain_memory_where_there_is_no_vmm),
         cmocka_unit_test(private_files_are_never_registered),
         cmocka_unit_test(pageable_copies_keep_their_turn),

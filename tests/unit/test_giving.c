@@ -38,6 +38,20 @@ static void gives_what_is_missing_and_a_slack(void **state)
     assert_int_equal(missed, 0);
 }
 
+static void pressure_again_and_again_gives_more(void **state)
+{
+    (void)state;
+    uint64_t to, missed;
+    lt__giving g = rules(512 * M, 6000 * M, 300 * M);
+    ask(&g, S, 500 * M, 6000 * M, &to, &missed);
+    assert_int_equal(ask(&g, S + S / 2, 412 * M, 5860 * M, &to, &missed), LT__GIVE_SHRINK);
+    assert_int_equal(to, 5860 * M - 100 * M - 2 * 128 * M);
+    ask(&g, 2 * S, 412 * M, to, &to, &missed);
+    assert_int_equal(to, 5504 * M - 100 * M - 4 * 128 * M);
+    ask(&g, 4 * S, 412 * M, 4000 * M, &to, &missed);
+    assert_int_equal(to, 4000 * M - 100 * M - 128 * M);
+}
+
 static void says_by_how_much_the_reserve_is_missed(void **state)
 {
     (void)state;
@@ -137,6 +151,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(gives_what_is_missing_and_a_slack),
+        cmocka_unit_test(pressure_again_and_again_gives_more),
         cmocka_unit_test(says_by_how_much_the_reserve_is_missed),
         cmocka_unit_test(grows_after_a_second_of_room_to_the_least_room_seen),
         cmocka_unit_test(little_gains_and_useless_ones_are_not_worth_a_plan),

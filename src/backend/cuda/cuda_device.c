@@ -367,12 +367,8 @@ static lt_status cuda_open(lt_ctx *ctx, const char *opts, lt_device **out, lt_er
     lt__cuda_lists_init(d);
     for (int i = 0; i < LT_CUDA_FAULT_COUNT; i++)
         atomic_init(&d->fail_in[i], o.fail[i]);
-    d->memory.max_spare = (size_t)(o.recycle_bytes / PIECE_BYTES);
-    if (d->memory.max_spare) {
-        d->memory.spare = lt__alloc_array(ctx, d->memory.max_spare, sizeof *d->memory.spare);
-        if (!d->memory.spare)
-            s = lt__fail_oom(err, d->memory.max_spare * sizeof *d->memory.spare, "spare pieces of memory");
-    }
+    d->memory.max_spare = d->memory.recycle = (size_t)(o.recycle_bytes / PIECE_BYTES);
+    s = lt__grow(ctx, (void **)&d->memory.spare, &d->memory.spare_cap, d->memory.max_spare, sizeof *d->memory.spare, err);
     if (s == LT_OK)
         s = lt__cu_open(&d->cu, *o.driver ? o.driver : NULL, err);
     if (s == LT_OK)
@@ -459,6 +455,7 @@ static const lt_device_vt cuda_vt = {
     .unreserve = lt__cuda_unreserve,
     .commit = lt__cuda_commit,
     .decommit = lt__cuda_decommit,
+    .keep = lt__cuda_keep,
     .pin = lt__cuda_pin,
     .unpin = lt__cuda_unpin,
     .queue_create = lt__cuda_queue_create,

@@ -54,7 +54,7 @@ typedef struct lt_cuda_memory {
     pthread_mutex_t  lock;
     lt_cuda_range   *ranges;
     lt_cumemhandle  *spare; /* whole pieces of 32 MiB not mapped now */
-    size_t           n_spare, max_spare;
+    size_t           n_spare, max_spare, recycle, spare_cap; /* max_spare: recycle, or more while lt_device_keep says so */
     _Atomic uint64_t held, peak; /* physical bytes, spare ones included */
     pthread_rwlock_t pin_lock;
     lt_cuda_pin     *pins;
@@ -216,6 +216,7 @@ lt_status lt__cuda_reserve(lt_device *dev, uint64_t bytes, lt_addr *out, lt_err 
 void lt__cuda_unreserve(lt_device *dev, lt_addr base, uint64_t bytes);
 lt_status lt__cuda_commit(lt_device *dev, lt_addr base, uint64_t bytes, lt_err *err);
 void lt__cuda_decommit(lt_device *dev, lt_addr base, uint64_t bytes);
+void lt__cuda_keep(lt_device *dev, uint64_t bytes);
 lt_status lt__cuda_pin(lt_device *dev, void *ptr, size_t bytes, lt_err *err);
 void lt__cuda_unpin(lt_device *dev, void *ptr, size_t bytes);
 bool lt__cuda_pinned(lt_cuda_device *d, const void *ptr, uint64_t bytes);

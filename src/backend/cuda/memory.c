@@ -322,6 +322,23 @@ void lt__cuda_decommit(lt_device *dev, lt_addr base, uint64_t bytes)
         lt__log(dev->ctx, LT_LOG_ERROR, "cuda", "decommit of %" PRIu64 " bytes that are not all committed; ignored", bytes);
 }
 
+void lt__cuda_keep(lt_device *dev, uint64_t bytes)
+{
+    lt_cuda_device *d = lt__cuda_of(dev);
+    lt_cuda_memory *m = &d->memory;
+    bool entered = lt__cuda_enter(d, NULL) == LT_OK;
+    pthread_mutex_lock(&m->lock);
+    size_t most = lt__max_u64(m->recycle, (bytes + PIECE_BYTES - 1) / PIECE_BYTES);
+    if (lt__grow(dev->ctx, (void **)&m->spare, &m->spare_cap, most, sizeof *m->spare, NULL) != LT_OK)
+        most = m->spare_cap; /* fewer stay */
+    m->max_spare = most;
+    while (entered && m->n_spare > most)
+        release_piece(d, m->spare[--m->n_spare], LT_CUDA_PIECE);
+    pthread_mutex_unlock(&m->lock);
+    if (entered)
+        lt__cuda_leave(d);
+}
+
 void lt__cuda_memory_deinit(lt_cuda_device *d)
 {
     lt_cuda_memory *m = &d->memory;
@@ -332,7 +349,7 @@ void lt__cuda_memory_deinit(lt_cuda_device *d)
         free_range(d, r);
     }
     drop_spare(d);
-    lt__free(d->base.ctx, m->spare, m->max_spare * sizeof *m->spare);
+    lt__free(d->base.ctx, m->spare, m->spare_cap * sizeof *m->spare);
     while (m->pins) {
         lt_cuda_pin *p = m->pins;
         m->pins = p->next;

@@ -23,7 +23,8 @@ typedef struct sim_device {
     lt_hostdev host; /* first */
     uint64_t   vram_bytes, fixed_bytes;
     lt_simcard *card; /* NULL: a card of its own */
-    pthread_mutex_t card_lock; /* commit and give-back of a shared card */
+    pthread_mutex_t card_lock; /* commit and give-back of a shared card; this and the next two */
+    uint64_t   keep, kept; /* bytes of the card given back here but not there, at most and now */
     bool       armed[LT_FAULT_COUNT]; /* faults of the context that this device set */
 } sim_device;
 
@@ -112,16 +113,33 @@ static lt_status sim_commit(lt_device *dev, lt_addr base, uint64_t bytes, lt_err
         return lt__fail(err, LT_E_HOST_OOM,
                         "sim: commit of %" PRIu64 " bytes of simulated memory, but the host has only %" PRIu64 " available",
                         bytes, l.available_bytes);
-    uint64_t free_bytes = 0;
-    if (m->card && bytes <= limit && !lt__simcard_take(m->card, bytes, &free_bytes))
-        return lt__fail(err, LT_E_DEVICE_OOM, "sim: out of memory: %" PRIu64 " bytes wanted, %" PRIu64 " free of a shared card",
-                        bytes, free_bytes);
     pthread_mutex_lock(&m->card_lock);
-    lt_status s = lt__hostmem_commit(&m->host.mem, pointer_of(base), bytes, limit, err);
+    uint64_t free_bytes = 0, own = lt__min_u64(bytes, m->kept);
+    lt_status s = LT_OK;
+    if (m->card && bytes <= limit && !lt__simcard_take(m->card, bytes - own, &free_bytes))
+        s = lt__fail(err, LT_E_DEVICE_OOM, "sim: out of memory: %" PRIu64 " bytes wanted, %" PRIu64 " free of a shared card",
+                     bytes, free_bytes + own);
+    if (s == LT_OK) {
+        s = lt__hostmem_commit(&m->host.mem, pointer_of(base), bytes, limit, err);
+        if (s == LT_OK)
+            m->kept -= own;
+        else if (m->card && bytes <= limit)
+            lt__simcard_give(m->card, bytes - own);
+    }
     pthread_mutex_unlock(&m->card_lock);
-    if (s != LT_OK && m->card && bytes <= limit)
-        lt__simcard_give(m->card, bytes);
     return s;
+}
+
+static void sim_keep(lt_device *dev, uint64_t bytes)
+{
+    sim_device *m = sim_of(dev);
+    pthread_mutex_lock(&m->card_lock);
+    m->keep = m->card ? bytes : 0;
+    if (m->kept > m->keep) {
+        lt__simcard_give(m->card, m->kept - m->keep);
+        m->kept = m->keep;
+    }
+    pthread_mutex_unlock(&m->card_lock);
 }
 
 /* Whatever the call gave back, by what is committed before and after it. */
@@ -137,8 +155,11 @@ static void give_back(sim_device *m, lt_addr base, uint64_t bytes, void (*call)(
     pthread_mutex_lock(&m->card_lock);
     uint64_t before = committed_now(m);
     call(&m->host.mem, pointer_of(base), bytes);
-    if (m->card)
-        lt__simcard_give(m->card, before - committed_now(m));
+    if (m->card) {
+        uint64_t bytes_back = before - committed_now(m), stay = lt__min_u64(bytes_back, m->keep - m->kept);
+        m->kept += stay;
+        lt__simcard_give(m->card, bytes_back - stay);
+    }
     pthread_mutex_unlock(&m->card_lock);
 }
 
@@ -184,6 +205,7 @@ static const lt_device_vt sim_vt = {
     .unreserve = sim_unreserve,
     .commit = sim_commit,
     .decommit = sim_decommit,
+    .keep = sim_keep,
     .pin = sim_pin,
     .unpin = sim_unpin,
     LT_HOSTDEV_VT_ROWS,
