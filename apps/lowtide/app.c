@@ -155,6 +155,10 @@ lt_status app_make_plan(app *a, uint32_t rows, uint64_t prompt, uint64_t answer)
     if (v[OPT_kv].set && (!lt_dtype_from_name(v[OPT_kv].s, &d.kv_dtype) ||
                           (d.kv_dtype != LT_DTYPE_F16 && d.kv_dtype != LT_DTYPE_Q8_0 && d.kv_dtype != LT_DTYPE_F32)))
         return fail(a, LT_E_INVALID, "--kv %s: expected f16, q8_0 or f32", v[OPT_kv].s);
+    static const char *const kinds[LT_ATTENTION_COUNT] = {"flash", "exact", "sage"};
+    while (v[OPT_attention].set && strcmp(v[OPT_attention].s, kinds[d.attention]) != 0)
+        if (++d.attention == LT_ATTENTION_COUNT)
+            return fail(a, LT_E_INVALID, "--attention %s: expected exact, flash or sage", v[OPT_attention].s);
     lt_status s = lt_profile_get(a->ctx, a->dev, v[OPT_profile].s, &a->profile, &a->err);
     if (s == LT_OK && a->o->cmd != CMD_INDEX_PLAN)
         s = join_share(a);

@@ -34,6 +34,14 @@ typedef uint64_t         lt_addr; /* device address; 0 is none */
 
 typedef enum lt_queue_kind { LT_QUEUE_COMPUTE, LT_QUEUE_COPY, LT_QUEUE_KIND_COUNT } lt_queue_kind;
 
+/* What attention over a prompt may cost in exactness; one row after another is always EXACT (docs/arithmetic.md). */
+typedef enum lt_attention {
+    LT_ATTENTION_FLASH, /* products of halves where the device has them, else EXACT */
+    LT_ATTENTION_EXACT, /* the same bits on every device */
+    LT_ATTENTION_SAGE,  /* products of queries and keys in int8; refused where the device has no such kernel */
+    LT_ATTENTION_COUNT
+} lt_attention;
+
 typedef struct lt_device_info {
     char     name[96];         /* "cpu: AMD EPYC, 2 threads, avx2" */
     char     kind[16];         /* "cpu", "sim", "cuda" */

@@ -53,6 +53,7 @@ typedef struct lt_plan_desc {
     uint32_t batch;         /* most tokens a pass; 0: 512 or what fits; where a long prompt streams over a link, up to 2048 */
     uint32_t rows;          /* logit rows a pass wished for, fewer when the budget is tight; 0: 1 */
     lt_dtype kv_dtype;      /* F16 (default), Q8_0, F32 */
+    lt_attention attention; /* FLASH (default), EXACT, SAGE */
     uint32_t expect_prompt; /* prefill is predicted for it, and with batch 0 no pass is larger; 0: 512 */
 } lt_plan_desc;
 

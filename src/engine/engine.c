@@ -107,6 +107,18 @@ uint64_t lt__engine_scratch(void *dev, const lt_graph *g, uint32_t tokens, uint3
     return most;
 }
 
+lt_status lt__engine_supports(lt_device *dev, const lt_graph *g, lt_err *err)
+{
+    for (size_t n = 0; n < g->n_nodes; n++)
+        for (int prompt = 0; prompt < 2; prompt++) {
+            lt_op_args a = shape_of(g, n, 1, 1, prompt != 0);
+            const char *why = "";
+            if (!lt__device_supports(dev, &a, &why))
+                return lt__fail(err, LT_E_UNSUPPORTED, "%s: the device cannot run %s: %s", a.name, lt_op_get(a.op)->name, why);
+        }
+    return LT_OK;
+}
+
 lt_status lt__engine_prepare(lt_device *dev, const lt_graph *g, lt_err *err)
 {
     lt_status s = LT_OK;

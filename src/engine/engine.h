@@ -58,6 +58,8 @@ lt__engine_run(lt__engine *e, lt__part parts, uint32_t tokens, uint32_t rows, bo
 
 /* Most scratch a launch of the graph wants, of a prompt or of one token, on lt_device *dev; for lt__plan_input. */
 uint64_t lt__engine_scratch(void *dev, const lt_graph *g, uint32_t tokens, uint32_t rows);
+/* E_UNSUPPORTED names the first node that the device refuses, of a prompt or of one token, and why. */
+LT_NODISCARD lt_status lt__engine_supports(lt_device *dev, const lt_graph *g, lt_err *err);
 /* Loads the kernels of the graph, so that the device's fixed_bytes counts them. */
 LT_NODISCARD lt_status lt__engine_prepare(lt_device *dev, const lt_graph *g, lt_err *err);
 

@@ -216,6 +216,8 @@ static lt_status check_attention(const check *c)
     TRY(want_dtype(c, DST, LT_DTYPE_F32));
     TRY(want_shape(c, DST, &c->args->src[0]));
     TRY(check_kv(c, &p->kv, 1));
+    if ((unsigned)p->how >= LT_ATTENTION_COUNT)
+        return lt__fail(c->err, LT_E_INVALID, "%s: attention of kind %d", c->label, (int)p->how);
     if (p->heads % p->kv.kv_heads)
         return lt__fail(c->err, LT_E_INVALID, "%s: %u heads, expected a multiple of the %u kv heads", c->label,
                         p->heads, p->kv.kv_heads);

@@ -53,6 +53,7 @@ typedef struct lt_attention_params {
     uint32_t heads;   /* query heads, a multiple of kv.kv_heads */
     uint32_t window;  /* keys a query sees, itself included; 0: all before it */
     float    scale;   /* of q.k */
+    lt_attention how; /* for rows of a prompt */
 } lt_attention_params;
 
 typedef union lt_op_params {

@@ -58,7 +58,7 @@ struct lt_model {
     lt_model_info  info;
 };
 
-typedef struct lt_kv_desc { lt_dtype dtype; } lt_kv_desc;
+typedef struct lt_kv_desc { lt_dtype dtype; lt_attention attention; } lt_kv_desc;
 
 /* Builds the graph of one pass: embedding input to logits, for T tokens and R rows. Layer l's
  * cache layout is in its ATTENTION and KV_STORE params. */

@@ -41,6 +41,7 @@ void lt__blocks_begin(lt__blocks *b, const struct lt_model *m, const lt_kv_desc 
     b->m = m;
     b->g = g;
     b->kv_dtype = kv->dtype;
+    b->attention = kv->attention;
     g->layer = -1;
     if (g->status == LT_OK)
         g->status = lt__model_groups(m, kv, b->groups, &b->n_groups, &g->err);
@@ -156,7 +157,7 @@ lt__act lt__block_attention(lt__blocks *b, lt_tid q, lt_tid k, lt_tid v)
     p = (lt_op_params){.KV_STORE = {kv}};
     lt_tid store[4] = {k, v, b->pos, table};
     lt__graph_into(b->g, full_name(b, "kv_store").s, LT_OP_KV_STORE, &p, store, 4, cache);
-    p = (lt_op_params){.ATTENTION = {kv, hp->heads, b->groups[b->group].window, hp->attn_scale}};
+    p = (lt_op_params){.ATTENTION = {kv, hp->heads, b->groups[b->group].window, hp->attn_scale, b->attention}};
     lt_tid attend[4] = {q, cache, b->pos, table};
     lt_tid o = lt__graph_node(b->g, full_name(b, "attn").s, LT_OP_ATTENTION, &p, attend, 4);
     b->place[b->group]++;

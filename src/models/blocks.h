@@ -23,6 +23,7 @@ typedef struct lt__blocks {
     const struct lt_model *m;
     lt_graph   *g;
     lt_dtype    kv_dtype;
+    lt_attention attention;
     lt_kv_group groups[2];
     uint32_t    n_groups, group, rope_set; /* group and set of the current layer */
     uint32_t    place[2];                  /* layers of each group built so far */

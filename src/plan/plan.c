@@ -330,6 +330,8 @@ static lt_status check_desc(const lt__plan_input *in, const lt_plan_desc *d, con
         return lt__fail(err, LT_E_INVALID, "ctx_least %u is over ctx_most %u", d->ctx_least, d->ctx_most);
     if (d->kv_dtype != LT_DTYPE_F16 && d->kv_dtype != LT_DTYPE_Q8_0 && d->kv_dtype != LT_DTYPE_F32)
         return lt__fail(err, LT_E_INVALID, "KV type %s: expected F16, Q8_0 or F32", kv ? kv->name : "out of range");
+    if ((unsigned)d->attention >= LT_ATTENTION_COUNT)
+        return lt__fail(err, LT_E_INVALID, "attention of kind %d: expected FLASH, EXACT or SAGE", (int)d->attention);
     if (d->batch > 65536 || d->rows > 65536)
         return lt__fail(err, LT_E_INVALID, "a batch of %u, %u rows of logits: at most 65536", d->batch, d->rows);
     if (d->budget_bytes > dev->total_bytes)

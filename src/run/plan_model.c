@@ -61,10 +61,14 @@ static lt_status make_plan(const lt_model *m, lt_device *dev, const lt_profile *
     lt_graph g;
     lt_kv_group groups[2] = {{0}};
     lt__plan_input in = {.ctx = m->ctx, .graph = &g, .context = m->hp.context, .scratch = lt__engine_scratch, .scratch_user = dev};
-    lt_kv_desc kv = {.dtype = d.kv_dtype};
+    lt_kv_desc kv = {.dtype = d.kv_dtype, .attention = d.attention};
     lt_status s = lt__model_build(m, &kv, &g, groups, &in.n_groups, err);
     if (s != LT_OK)
         return s;
+    if ((s = lt__engine_supports(dev, &g, err)) != LT_OK) { /* before a byte is loaded, not at the first prompt */
+        lt__graph_deinit(&g);
+        return s;
+    }
     for (uint32_t i = 0; i < in.n_groups; i++)
         in.groups[i] = (lt__plan_group){groups[i].window, groups[i].page_bytes};
     in.attend_width = (uint64_t)m->hp.layers * m->hp.heads * m->hp.head_dim;

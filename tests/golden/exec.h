@@ -94,7 +94,7 @@ static lt_status exec_open(exec *e, const struct lt_model *m, uint32_t n, const 
     e->capacity = o->pass ? o->pass : n;
     e->context = o->context ? o->context : n;
     e->pages = (n + LT_KV_PAGE - 1) / LT_KV_PAGE;
-    lt_kv_desc kv = {o->kv};
+    lt_kv_desc kv = {.dtype = o->kv};
     uint64_t acts, io, vocab = m->hp.vocab, embd = m->hp.embd;
     lt_status s = lt__model_build(m, &kv, &e->g, e->groups, &e->n_groups, err);
     if (s != LT_OK)

@@ -389,7 +389,7 @@ static void caches_tile_their_pages(void **state)
     for (size_t c = 0; c < 4; c++) {
         copy.hp.window = cases[c].window;
         copy.hp.window_every = cases[c].every;
-        lt_kv_desc kv = {LT_DTYPE_Q8_0};
+        lt_kv_desc kv = {.dtype = LT_DTYPE_Q8_0};
         lt_graph g;
         lt_kv_group groups[2];
         uint32_t n;
@@ -432,9 +432,9 @@ static void a_cache_type_that_does_not_divide_a_head_is_refused(void **state)
     uint32_t n;
     lt_err err;
     copy.hp.head_dim = 80;
-    assert_int_equal(lt__model_build(&copy, &(lt_kv_desc){LT_DTYPE_Q8_0}, &g, groups, &n, &err), LT_E_UNSUPPORTED);
+    assert_int_equal(lt__model_build(&copy, &(lt_kv_desc){.dtype = LT_DTYPE_Q8_0}, &g, groups, &n, &err), LT_E_UNSUPPORTED);
     assert_non_null(strstr(err.text, "Q8_0 needs heads of a multiple of 32 elements"));
-    assert_int_equal(lt__model_build(m, &(lt_kv_desc){LT_DTYPE_Q4_K}, &g, groups, &n, &err), LT_E_UNSUPPORTED);
+    assert_int_equal(lt__model_build(m, &(lt_kv_desc){.dtype = LT_DTYPE_Q4_K}, &g, groups, &n, &err), LT_E_UNSUPPORTED);
     lt_model_close(m);
 }
 
@@ -470,7 +470,7 @@ static void faults_leave_nothing(void **state)
             f.left = n;
             lt_status s = lt_model_open(c, path, &m, &err);
             if (s == LT_OK) {
-                s = lt__model_build(m, &(lt_kv_desc){LT_DTYPE_F16}, &g, groups, &n_groups, &err);
+                s = lt__model_build(m, &(lt_kv_desc){.dtype = LT_DTYPE_F16}, &g, groups, &n_groups, &err);
                 if (s == LT_OK) {
                     s = lt__graph_layout(&g, 16, 1, 64, &bytes, &err);
                     lt__graph_deinit(&g);

@@ -470,6 +470,11 @@ lt_status lt__hostqueue_launch(lt_queue *handle, const lt_op_args *args, lt_err 
 
 bool lt__hostdev_supports(const lt_device *dev, const lt_op_args *args, const char **why)
 {
+    if (args->op == LT_OP_ATTENTION && args->params.ATTENTION.how == LT_ATTENTION_SAGE) {
+        if (why)
+            *why = "sage attention is there on cuda only; this device computes it exactly";
+        return false;
+    }
     if (lt__cpu_find(((const lt_hostdev *)dev)->isa, args))
         return true;
     if (why)

@@ -1,5 +1,25 @@
-/* launch_attention.c - ATTENTION: few tokens spread their pages over blocks, many walk them. */
-#include "backend/cuda/launch.h"
+/* launch_attention.c - ATTENTION to the bit of docs/arithmetic.md: few tokens spread their pages over blocks, many
+ * walk them. An F16 cache goes through shared memory, a block for up to eight heads of a kv head. */
+#include <stdio.h>
+
+#include "backend/cuda/flash.h"
+#include "backend/cuda/kernels/attention_shape.h"
+
+#define THREADS 256
+
+typedef struct shape { uint32_t heads /* of a block; 0: one, the plain kernel */, blocks /* of a token */, bytes; } shape;
+
+static shape shape_of(const lt_cuda_device *dev, const lt_op_args *args)
+{
+    const lt_attention_params *p = &args->params.ATTENTION;
+    const lt_cuda_props *props = lt__cuda_device_props(dev);
+    uint32_t group = p->heads / p->kv.kv_heads, heads = group == 1 ? 1 : group == 2 ? 2 : group <= 4 ? 4 : 8, dim = p->kv.head_dim;
+    uint32_t static_bytes = heads * (LT_ATTENTION_DIM + LT_KV_PAGE + 2 + THREADS / 32) * 4 + 64;
+    if (props->major < 8 || p->kv.dtype != LT_DTYPE_F16 || dim % 8 || dim > LT_ATTENTION_DIM ||
+        (p->kv.page_bytes | p->kv.k_offset | p->kv.v_offset) % 16 || LT_ATTENTION_BYTES(dim) + static_bytes > props->shared_optin_bytes)
+        return (shape){0, p->heads, 0};
+    return (shape){heads, (group + heads - 1) / heads * p->kv.kv_heads, LT_ATTENTION_BYTES(dim)};
+}
 
 /* Pages a query can see at most. */
 static int64_t visible_pages(const lt_op_args *args)
@@ -9,18 +29,17 @@ static int64_t visible_pages(const lt_op_args *args)
     return in_window < pages ? in_window : pages;
 }
 
-/* Splitting pays while tokens and heads alone leave the card half empty. */
-static int64_t parts_of(const lt_cuda_device *dev, const lt_op_args *args)
+/* Splitting pays while tokens and heads alone leave the card half empty: tokens that still do. */
+static int64_t split_tokens(const lt_cuda_device *dev, const shape *s)
 {
-    int64_t blocks = args->src[0].dim[0] * args->params.ATTENTION.heads;
-    return blocks < 2 * lt__cuda_device_props(dev)->sm_count ? visible_pages(args) : 1;
+    return (2 * lt__cuda_device_props(dev)->sm_count - 1) / (int64_t)s->blocks;
 }
 
 /* Of this many tokens or fewer: fewer may split where more don't. */
 static uint64_t scratch(const lt_cuda_device *dev, const lt_op_args *args)
 {
-    int64_t heads = args->params.ATTENTION.heads, parts = visible_pages(args);
-    int64_t most = (2 * lt__cuda_device_props(dev)->sm_count - 1) / heads; /* tokens that still split */
+    shape s = shape_of(dev, args);
+    int64_t heads = args->params.ATTENTION.heads, parts = visible_pages(args), most = split_tokens(dev, &s);
     int64_t tokens = args->src[0].dim[0] < most ? args->src[0].dim[0] : most;
     return parts <= 1 ? 0 : (uint64_t)(tokens * heads * parts) * (2 + args->params.ATTENTION.kv.head_dim) * sizeof(float);
 }
@@ -28,29 +47,32 @@ static uint64_t scratch(const lt_cuda_device *dev, const lt_op_args *args)
 static bool accepts(const lt_cuda_device *dev, const lt_op_args *args, const char **why)
 {
     (void)dev;
+    *why = "sage attention needs sm_90, an F16 or Q8_0 cache, and heads of 64, 128 or 256 elements";
+    if (args->prefill && args->params.ATTENTION.how == LT_ATTENTION_SAGE)
+        return false;
     *why = "over 65535 tokens in one pass, or heads of over 1024 elements";
     return args->src[0].dim[0] <= 65535 && args->params.ATTENTION.kv.head_dim <= 1024;
 }
 
 static lt_status launch(lt_cuda_device *dev, CUstream stream, const lt_op_args *args, lt_err *err)
 {
-    const lt_attention_params *p = &args->params.ATTENTION;
-    int64_t parts = parts_of(dev, args);
-    lt_cuda_attention a = {.q = args->src[0].addr, .cache = args->src[1].addr, .pos = args->src[2].addr, .table = args->src[3].addr,
-                           .y = args->dst.addr, .scratch = args->scratch, .q_token = args->src[0].stride[0],
-                           .q_head = args->src[0].stride[1], .y_token = args->dst.stride[0], .y_head = args->dst.stride[1],
-                           .tokens = (int32_t)args->src[0].dim[0], .heads = (int32_t)p->heads, .window = (int32_t)p->window,
-                           .parts = (int32_t)(args->scratch ? parts : 1), .scale = p->scale};
-    lt__cuda_kv_fill(&a.kv, dev, args, &p->kv, &args->src[1]);
+    shape s = shape_of(dev, args);
+    lt_cuda_attention a = lt__cuda_attention_args(dev, args);
+    if (a.cache % 16)
+        s = (shape){0, (uint32_t)a.heads, 0};
+    a.parts = args->scratch && a.tokens <= split_tokens(dev, &s) ? (int32_t)visible_pages(args) : 1;
     if (!a.tokens)
         return LT_OK;
-    lt_cuda_dim grid = {(uint32_t)a.heads, (uint32_t)a.tokens, (uint32_t)a.parts}, block = {256, 1, 1};
-    lt_status s = lt__cuda_launch(dev, "attention", "attention", grid, block, 0, stream, (void *[]){&a}, args, err);
-    if (s == LT_OK && a.parts > 1) {
-        grid.z = 1;
-        s = lt__cuda_launch(dev, "attention", "attention_merge", grid, block, 0, stream, (void *[]){&a}, args, err);
+    char name[32] = "attention";
+    if (s.heads)
+        snprintf(name, sizeof name, "attention_f16_%u", s.heads);
+    lt_cuda_dim grid = {s.blocks, (uint32_t)a.tokens, (uint32_t)a.parts}, block = {THREADS, 1, 1};
+    lt_status st = lt__cuda_launch(dev, "attention", name, grid, block, s.bytes, stream, (void *[]){&a}, args, err);
+    if (st == LT_OK && a.parts > 1) {
+        grid = (lt_cuda_dim){(uint32_t)a.heads, (uint32_t)a.tokens, 1};
+        st = lt__cuda_launch(dev, "attention", "attention_merge", grid, block, 0, stream, (void *[]){&a}, args, err);
     }
-    return s;
+    return st;
 }
 
 const lt_cuda_row lt__cuda_rows_attention[] = {{LT_OP_ATTENTION, accepts, launch, scratch}};

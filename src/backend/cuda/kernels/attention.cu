@@ -1,7 +1,10 @@
 /* attention.cu - causal attention over the paged cache, a block a (token, head), page by page.
  *
  * With many tokens a block walks all its pages and merges as it goes. With few, each page is a block of its
- * own, and attention_merge joins them in ascending order: the same operations, so the same bits. */
+ * own, and attention_merge joins them in ascending order: the same operations, so the same bits.
+ * attention_f16_* is the same for an F16 cache: a block takes up to eight heads of one kv head, and the page's keys
+ * and values come through shared memory, all of them in flight at once. */
+#include "attention_shape.h"
 #include "common.cuh"
 
 #define THREADS 256
@@ -212,3 +215,214 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_merge(lt_cuda_at
     }
     write_out(a, t, head, sum);
 }
+
+#if __CUDA_ARCH__ >= 800
+/* Rows first .. last of a page, len bytes each, to shared rows of `pitch` bytes. */
+LT_DEV void fetch(uint8_t *to, int pitch, const uint8_t *from, int len, int first, int last)
+{
+    const int chunks = len / 16, end = (last + 1) * chunks;
+    const uint32_t at = (uint32_t)__cvta_generic_to_shared(to);
+    for (int n = first * chunks + (int)threadIdx.x; n < end; n += THREADS) {
+        const int row = n / chunks;
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at + row * pitch + (n - row * chunks) * 16), "l"(from + 16 * n));
+    }
+    asm volatile("cp.async.commit_group;");
+}
+
+/* H heads of a kv head over one page: positions first .. last. m and l go to sh[h], sh[H + h]; o[k] is of the pair
+ * threadIdx + k THREADS of H x dim / 2. */
+template <int H, int O>
+LT_DEV void attend_f16(const lt_cuda_attention &a, const uint8_t *k, uint8_t *tiles, const float *q, float *p, float *sh, int first, int last, float (&o)[O][2])
+{
+    const int dim = a.kv.head_dim, len = 2 * dim, pitch = LT_ATTENTION_PITCH(dim), i = (int)threadIdx.x;
+    uint8_t *const tv = tiles + LT_ATTENTION_V(dim);
+    const uint8_t *v = k - a.kv.k_offset + a.kv.v_offset;
+    fetch(tiles, pitch, k, len, first, last);
+    if (LT_ATTENTION_V(dim))
+        fetch(tv, len, v, len, first, last);
+    if (LT_ATTENTION_V(dim))
+        asm volatile("cp.async.wait_group 1;");
+    else
+        asm volatile("cp.async.wait_group 0;");
+    __syncthreads();
+    const bool seen = i >= first && i <= last;
+    float s[H];
+#pragma unroll
+    for (int h = 0; h < H; h++)
+        s[h] = __int_as_float(0xff800000);
+    if (seen) {
+        float acc[H][8] = {};
+        const uint8_t *row = tiles + i * pitch;
+        for (int j = 0; j < dim; j += 8) {
+            const uint4 w4 = *(const uint4 *)(row + 2 * j);
+            const uint32_t w[4] = {w4.x, w4.y, w4.z, w4.w};
+            float x[8];
+#pragma unroll
+            for (int n = 0; n < 4; n++) {
+                x[2 * n] = lt_half(w[n] & 0xffff);
+                x[2 * n + 1] = lt_half(w[n] >> 16);
+            }
+#pragma unroll
+            for (int h = 0; h < H; h++) {
+                const float4 q0 = *(const float4 *)(q + h * dim + j), q1 = *(const float4 *)(q + h * dim + j + 4);
+                acc[h][0] = lt_fma(q0.x, x[0], acc[h][0]);
+                acc[h][1] = lt_fma(q0.y, x[1], acc[h][1]);
+                acc[h][2] = lt_fma(q0.z, x[2], acc[h][2]);
+                acc[h][3] = lt_fma(q0.w, x[3], acc[h][3]);
+                acc[h][4] = lt_fma(q1.x, x[4], acc[h][4]);
+                acc[h][5] = lt_fma(q1.y, x[5], acc[h][5]);
+                acc[h][6] = lt_fma(q1.z, x[6], acc[h][6]);
+                acc[h][7] = lt_fma(q1.w, x[7], acc[h][7]);
+            }
+        }
+#pragma unroll
+        for (int h = 0; h < H; h++) {
+#pragma unroll
+            for (int z = 4; z > 0; z /= 2)
+#pragma unroll
+                for (int n = 0; n < z; n++)
+                    acc[h][n] = lt_add(acc[h][n], acc[h][n + z]);
+            s[h] = lt_mul(acc[h][0], a.scale);
+        }
+    }
+    float m[H];
+#pragma unroll
+    for (int h = 0; h < H; h++) {
+        m[h] = s[h];
+#pragma unroll
+        for (int z = 16; z > 0; z /= 2)
+            m[h] = fmaxf(m[h], __shfl_xor_sync(LT_FULL, m[h], z));
+        if (i % 32 == 0)
+            sh[2 * H + h * (THREADS / 32) + i / 32] = m[h];
+    }
+    __syncthreads();
+    if (!LT_ATTENTION_V(dim))
+        fetch(tv, len, v, len, first, last); /* over the keys, which all have read */
+#pragma unroll
+    for (int h = 0; h < H; h++) {
+        m[h] = sh[2 * H + h * (THREADS / 32)];
+#pragma unroll
+        for (int n = 1; n < THREADS / 32; n++)
+            m[h] = fmaxf(m[h], sh[2 * H + h * (THREADS / 32) + n]);
+        p[h * LT_PAGE + i] = seen ? lt_exp(lt_sub(s[h], m[h])) : 0.0f;
+        if (i == 0)
+            sh[h] = m[h];
+    }
+    asm volatile("cp.async.wait_group 0;");
+    __syncthreads();
+    const int head = THREADS / 32 - 1 - i / 32; /* from the last warp on: with few heads the first have the values */
+    if (head < H) { /* eight accumulators by position mod 8; what is not seen adds +0, which changes none */
+        float l = 0;
+        if (i % 32 < 8)
+#pragma unroll 8
+            for (int j = i % 32; j < LT_PAGE; j += 8)
+                l = lt_add(l, p[head * LT_PAGE + j]);
+        l = lt_tree<8>(l);
+        if (i % 32 == 0)
+            sh[H + head] = l;
+    }
+#pragma unroll
+    for (int n = 0; n < O; n++) {
+        const int u = i + n * THREADS, h = u / (dim / 2), j = u % (dim / 2);
+        o[n][0] = o[n][1] = 0;
+        if (h >= H)
+            continue;
+        const float *w = p + h * LT_PAGE;
+        const uint8_t *x = tv + 4 * j;
+        int r = first;
+        for (; r <= last && r % 4; r++) {
+            const uint32_t y = *(const uint32_t *)(x + r * len);
+            o[n][0] = lt_fma(w[r], lt_half(y & 0xffff), o[n][0]);
+            o[n][1] = lt_fma(w[r], lt_half(y >> 16), o[n][1]);
+        }
+#pragma unroll 4
+        for (; r + 3 <= last; r += 4) {
+            const float4 w4 = *(const float4 *)(w + r);
+            const float ws[4] = {w4.x, w4.y, w4.z, w4.w};
+#pragma unroll
+            for (int z = 0; z < 4; z++) {
+                const uint32_t y = *(const uint32_t *)(x + (r + z) * len);
+                o[n][0] = lt_fma(ws[z], lt_half(y & 0xffff), o[n][0]);
+                o[n][1] = lt_fma(ws[z], lt_half(y >> 16), o[n][1]);
+            }
+        }
+        for (; r <= last; r++) {
+            const uint32_t y = *(const uint32_t *)(x + r * len);
+            o[n][0] = lt_fma(w[r], lt_half(y & 0xffff), o[n][0]);
+            o[n][1] = lt_fma(w[r], lt_half(y >> 16), o[n][1]);
+        }
+    }
+    __syncthreads();
+}
+
+template <int H> LT_DEV void attention_f16(const lt_cuda_attention &a)
+{
+    constexpr int O = (H + 1) / 2;
+    extern __shared__ __align__(16) uint8_t tiles[];
+    __shared__ __align__(16) float q[H * LT_ATTENTION_DIM], p[H * LT_PAGE];
+    __shared__ float sh[H * (2 + THREADS / 32)];
+    const int group = a.heads / a.kv.kv_heads, blocks = (group + H - 1) / H, kv_head = (int)blockIdx.x / blocks;
+    const int head0 = kv_head * group + (int)blockIdx.x % blocks * H, heads = min(H, (kv_head + 1) * group - head0);
+    const int t = (int)blockIdx.y, part = (int)blockIdx.z, dim = a.kv.head_dim, i = (int)threadIdx.x;
+    const int pos = ((const int *)a.pos)[t], from = first_visible(a, pos);
+    if (!can_see(a, pos, from))
+        return;
+    int page = from / LT_PAGE + part;
+    const int end = a.parts > 1 ? page : pos / LT_PAGE;
+    if (page > pos / LT_PAGE)
+        return;
+    for (int u = i; u < H * dim; u += THREADS)
+        q[u] = u / dim < heads ? lt_at<const float>(a.q, t * a.q_token + (head0 + u / dim) * a.q_head)[u % dim] : 0.0f;
+    float so[O][2], sm[O], sl[O], o[O][2];
+    for (const int begin = page; page <= end; page++) {
+        const int there = lt_page(a.kv, a.table, page);
+        if (there < 0)
+            return;
+        const uint8_t *k = lt_at<const uint8_t>(a.cache, (int64_t)((uint64_t)there * a.kv.page_bytes + a.kv.k_offset +
+                                                                    (uint64_t)kv_head * LT_PAGE * a.kv.row_bytes));
+        const int first = max(from - page * LT_PAGE, 0), last = min(pos - page * LT_PAGE, LT_PAGE - 1);
+        attend_f16<H, O>(a, k, tiles, q, p, sh, first, last, o);
+#pragma unroll
+        for (int n = 0; n < O; n++) {
+            const int h = (i + n * THREADS) / (dim / 2);
+            if (h >= H)
+                continue;
+            const float m = sh[h], l = sh[H + h];
+            if (page == begin) {
+                sm[n] = m, sl[n] = l, so[n][0] = o[n][0], so[n][1] = o[n][1];
+                continue;
+            }
+            const float top = m > sm[n] ? m : sm[n], wa = lt_exp(lt_sub(sm[n], top)), wb = lt_exp(lt_sub(m, top));
+            sl[n] = lt_fma(sl[n], wa, lt_mul(l, wb));
+            so[n][0] = lt_fma(so[n][0], wa, lt_mul(o[n][0], wb));
+            so[n][1] = lt_fma(so[n][1], wa, lt_mul(o[n][1], wb));
+            sm[n] = top;
+        }
+        __syncthreads();
+    }
+#pragma unroll
+    for (int n = 0; n < O; n++) {
+        const int u = i + n * THREADS, h = u / (dim / 2), j = u % (dim / 2) * 2;
+        if (h >= heads)
+            continue;
+        if (a.parts > 1) {
+            float *out = partial(a, t, head0 + h, part);
+            if (j == 0)
+                out[0] = sm[n], out[1] = sl[n];
+            out[2 + j] = so[n][0], out[3 + j] = so[n][1];
+        } else {
+            float *y = lt_at<float>(a.y, t * a.y_token + (head0 + h) * a.y_head);
+            y[j] = lt_div(so[n][0], sl[n]), y[j + 1] = lt_div(so[n][1], sl[n]);
+        }
+    }
+}
+#define BODY(H) attention_f16<H>(a)
+#else
+#define BODY(H) (void)a
+#endif
+#define ATTENTION_F16(H)                                                                                               \
+    extern "C" __global__ void __launch_bounds__(THREADS) attention_f16_##H(lt_cuda_attention a) { BODY(H); }
+ATTENTION_F16(1)
+ATTENTION_F16(2)
+ATTENTION_F16(4)
+ATTENTION_F16(8)

@@ -1,0 +1,21 @@
+/* flash.h - what the families of prompt attention share: a table of kernels, what they accept, their launch. */
+#ifndef LT_CUDA_FLASH_H
+#define LT_CUDA_FLASH_H
+
+#include "backend/cuda/launch.h"
+#include "backend/cuda/kernels/flash_shape.h"
+
+typedef struct lt_cuda_flash {
+    const char *name;
+    uint32_t    head_dim, rows, threads, bytes; /* rows: (token, head) pairs of a block; bytes of shared memory */
+    lt_dtype    kv;
+} lt_cuda_flash;
+
+/* The kernel of a table for these arguments, or NULL and why. */
+const lt_cuda_flash *
+lt__cuda_flash_find(const lt_cuda_flash *table, size_t n, const lt_cuda_device *dev, const lt_op_args *args, const char **why);
+LT_NODISCARD lt_status lt__cuda_flash_launch(const lt_cuda_flash *kernel, const char *family, lt_cuda_device *dev, CUstream stream,
+                                             const lt_op_args *args, lt_err *err);
+lt_cuda_attention lt__cuda_attention_args(const lt_cuda_device *dev, const lt_op_args *args);
+
+#endif

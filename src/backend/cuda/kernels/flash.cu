@@ -1,0 +1,244 @@
+/* flash.cu - causal attention over a prompt, mma.sync on half: sm_80 and later.
+ *
+ * WARPS warps of 16 rows each; tiles of BN keys, two in flight. Queries stay in registers where they fit.
+ * Rows in shared memory are 16 bytes longer than they need: ldmatrix then meets no bank twice. */
+#include "flash.cuh"
+#include "flash_shape.h"
+
+#if __CUDA_ARCH__ >= 800
+LT_DEV void ldmatrix(uint32_t (&r)[4], uint32_t at)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(at));
+}
+
+LT_DEV void ldmatrix_trans(uint32_t (&r)[4], uint32_t at)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(at));
+}
+
+LT_DEV void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+{
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+template <int D, int KV, int BN, int MT, int WARPS, bool QREG> struct shape {
+    static constexpr int BM = 16 * MT * WARPS, THREADS = 32 * WARPS, PITCH = 2 * D + 16;
+    static constexpr int HALF = LT_FLASH_HALF(D, BN);    /* K or V of a tile */
+    static constexpr int RAW = LT_FLASH_RAW(D, KV, BN);  /* the same in Q8_0 */
+    static constexpr int Q_AT = QREG ? 0 : LT_FLASH_TILES(D, KV, BN), RAW_AT = LT_FLASH_RAW_AT(D, KV, BN, BM, QREG);
+    static_assert(!QREG || BM * PITCH <= LT_FLASH_TILES(D, KV, BN), "queries pass through the tiles");
+};
+
+/* Tile of BN keys from `base`; positions outside first .. last become 0. */
+template <class S, int D, int BN> LT_DEV void load_tile(const lt_cuda_attention &a, uint32_t to, const uint8_t *page, int base, const flash_span &sp)
+{
+    constexpr int CHUNKS = D / 8;
+    const uint8_t *k = page + (base % LT_PAGE) * (2 * D);
+    const int64_t v = (int64_t)(a.kv.v_offset - a.kv.k_offset);
+#pragma unroll
+    for (int i = 0; i < (BN * CHUNKS + S::THREADS - 1) / S::THREADS; i++) {
+        const int n = i * S::THREADS + (int)threadIdx.x, row = n / CHUNKS, c = n % CHUNKS;
+        if (BN * CHUNKS % S::THREADS && n >= BN * CHUNKS)
+            break;
+        const bool there = page && base + row >= sp.first && base + row <= sp.last;
+        const uint8_t *from = there ? k + 16 * n : (const uint8_t *)a.cache;
+        flash_copy16(to + row * S::PITCH + 16 * c, from, there);
+        flash_copy16(to + S::HALF + row * S::PITCH + 16 * c, there ? from + v : from, there);
+    }
+}
+
+/* The same of Q8_0, as it lies: its rows are neighbours. */
+template <class S, int D, int BN> LT_DEV void load_raw(const lt_cuda_attention &a, uint32_t to, const uint8_t *page, int base)
+{
+    const int64_t v = (int64_t)(a.kv.v_offset - a.kv.k_offset);
+    const uint8_t *k = page ? page + (base % LT_PAGE) * (D / 32 * 34) : (const uint8_t *)a.cache;
+    for (int i = (int)threadIdx.x; i < S::RAW / 16; i += S::THREADS) {
+        flash_copy16(to + 16 * i, k + (page ? 16 * i : 0), page != NULL);
+        flash_copy16(to + S::RAW + 16 * i, k + (page ? v + 16 * i : 0), page != NULL);
+    }
+}
+
+template <class S, int D, int BN> LT_DEV void expand(uint8_t *to, const uint8_t *raw, int base, const flash_span &sp)
+{
+    constexpr int PAIRS = D / 2;
+    for (int n = (int)threadIdx.x; n < 2 * BN * PAIRS; n += S::THREADS) {
+        const int row = n / PAIRS, j = n % PAIRS * 2, pos = base + row % BN; /* K rows, then V rows */
+        const uint8_t *b = raw + row * (D / 32 * 34) + j / 32 * 34;
+        const float d = lt_half(*(const unsigned short *)b);
+        const unsigned short w = *(const unsigned short *)(b + 2 + j % 32);
+        const bool there = pos >= sp.first && pos <= sp.last;
+        *(__half2 *)(to + row * S::PITCH + 2 * j) =
+            __floats2half2_rn(there ? d * (float)(int8_t)(w & 0xff) : 0.0f, there ? d * (float)(int8_t)(w >> 8) : 0.0f);
+    }
+}
+
+template <int D, int KV, int BN, int MT, int WARPS, bool QREG> LT_DEV void flash_mma(const lt_cuda_attention &a)
+{
+    typedef shape<D, KV, BN, MT, WARPS, QREG> S;
+    constexpr int NT = BN / 8, KD = D / 16, OT = D / 8;
+    extern __shared__ __align__(128) uint8_t shared[];
+    const uint32_t base_at = (uint32_t)__cvta_generic_to_shared(shared);
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, group = a.heads / a.kv.kv_heads;
+    const int kv_head = (int)blockIdx.x, row0 = (int)(gridDim.y - 1 - blockIdx.y) * S::BM; /* the longest first */
+    const flash_span sp = flash_span_of(a, row0, S::BM, group);
+    if (sp.last < 0)
+        return;
+    uint8_t *const sq = shared + S::Q_AT;
+    flash_rows r[MT];
+    for (int i = 0; i < 16 * MT; i++) {
+        const int row = warp * 16 * MT + i;
+        const float *q = flash_row(a, a.q, a.q_token, a.q_head, row0 + row, group, kv_head);
+        const float f = flash_stage_row<D>(q, a.scale, [&](int j) { return sq + row * S::PITCH + 2 * j; });
+#pragma unroll
+        for (int t = 0; t < 2 * MT; t++)
+            if (i == 8 * t + lane / 4)
+                r[t / 2].scale[t % 2] = f;
+    }
+    __syncthreads();
+    const uint32_t q_at = base_at + S::Q_AT + (warp * 16 * MT + lane % 16) * S::PITCH + lane / 16 * 16;
+    uint32_t qr[QREG ? MT : 1][QREG ? KD : 1][4];
+    if (QREG) {
+#pragma unroll
+        for (int t = 0; t < MT; t++)
+#pragma unroll
+            for (int k = 0; k < KD; k++)
+                ldmatrix(qr[t][k], q_at + t * 16 * S::PITCH + 32 * k);
+        __syncthreads();
+    }
+    float o[MT][OT][4];
+#pragma unroll
+    for (int t = 0; t < MT; t++) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const int row = warp * 16 * MT + 16 * t + 8 * h + lane / 4;
+            r[t].m[h] = LT_NEG_INF;
+            r[t].l[h] = 0.0f;
+            r[t].last[h] = flash_pos(a, (row0 + row) / group);
+            r[t].first[h] = flash_first(a.window, r[t].last[h]);
+        }
+#pragma unroll
+        for (int i = 0; i < OT; i++)
+#pragma unroll
+            for (int k = 0; k < 4; k++)
+                o[t][i][k] = 0.0f;
+    }
+    const int begin = sp.first / BN, end = sp.last / BN;
+    const uint8_t *page = NULL;
+    int page_of = -1;
+    const auto fetch = [&](int tile, int stage) {
+        if (tile <= end) {
+            if (tile * BN / LT_PAGE != page_of) {
+                page_of = tile * BN / LT_PAGE;
+                page = flash_page(a, tile * BN, kv_head);
+            }
+            if (KV == 2)
+                load_raw<S, D, BN>(a, base_at + S::RAW_AT + stage * 2 * S::RAW, page, tile * BN);
+            else
+                load_tile<S, D, BN>(a, base_at + stage * 2 * S::HALF, page, tile * BN, sp);
+        }
+        flash_commit();
+    };
+    fetch(begin, 0);
+    for (int tile = begin, stage = 0; tile <= end; tile++, stage ^= 1) {
+        flash_wait<0>();
+        __syncthreads();
+        fetch(tile + 1, stage ^ 1);
+        uint32_t k_at = base_at + (KV == 2 ? 0 : stage * 2 * S::HALF);
+        if (KV == 2) {
+            expand<S, D, BN>(shared, shared + S::RAW_AT + stage * 2 * S::RAW, tile * BN, sp);
+            __syncthreads();
+        }
+        float s[MT][NT][4];
+#pragma unroll
+        for (int t = 0; t < MT; t++)
+#pragma unroll
+            for (int i = 0; i < NT; i++)
+#pragma unroll
+                for (int k = 0; k < 4; k++)
+                    s[t][i][k] = 0.0f;
+        const uint32_t kf = k_at + (lane % 8 + lane / 16 * 8) * S::PITCH + lane / 8 % 2 * 16;
+#pragma unroll
+        for (int k = 0; k < KD; k++) {
+            uint32_t q[MT][4];
+#pragma unroll
+            for (int t = 0; t < MT; t++)
+                if (QREG)
+#pragma unroll
+                    for (int x = 0; x < 4; x++)
+                        q[t][x] = qr[t][k][x];
+                else
+                    ldmatrix(q[t], q_at + t * 16 * S::PITCH + 32 * k);
+#pragma unroll
+            for (int i = 0; i < NT; i += 2) {
+                uint32_t b[4];
+                ldmatrix(b, kf + i * 8 * S::PITCH + 32 * k);
+#pragma unroll
+                for (int t = 0; t < MT; t++) {
+                    mma(s[t][i], q[t], b[0], b[1]);
+                    mma(s[t][i + 1], q[t], b[2], b[3]);
+                }
+            }
+        }
+        const bool whole = tile * BN >= sp.all_first && tile * BN + BN - 1 <= sp.all_last;
+#pragma unroll
+        for (int t = 0; t < MT; t++) {
+            float fix[2];
+            if (!whole)
+                flash_mask<NT>(s[t], r[t], tile * BN);
+            flash_softmax<NT>(s[t], r[t], fix);
+            if (__any_sync(LT_FULL, fix[0] != 1.0f || fix[1] != 1.0f))
+#pragma unroll
+                for (int i = 0; i < OT; i++)
+#pragma unroll
+                    for (int k = 0; k < 4; k++)
+                        o[t][i][k] *= fix[k / 2];
+        }
+        const uint32_t vf = k_at + S::HALF + lane % 16 * S::PITCH + lane / 16 * 16;
+#pragma unroll
+        for (int k = 0; k < BN / 16; k++) {
+            uint32_t p[MT][4];
+#pragma unroll
+            for (int t = 0; t < MT; t++)
+#pragma unroll
+                for (int x = 0; x < 4; x++)
+                    p[t][x] = flash_pack(s[t][2 * k + x / 2][x % 2 * 2], s[t][2 * k + x / 2][x % 2 * 2 + 1]);
+#pragma unroll
+            for (int i = 0; i < OT; i += 2) {
+                uint32_t b[4];
+                ldmatrix_trans(b, vf + k * 16 * S::PITCH + 16 * i);
+#pragma unroll
+                for (int t = 0; t < MT; t++) {
+                    mma(o[t][i], p[t], b[0], b[1]);
+                    mma(o[t][i + 1], p[t], b[2], b[3]);
+                }
+            }
+        }
+        if (KV == 2)
+            __syncthreads(); /* the one expanded tile is free again */
+    }
+    flash_wait<0>();
+#pragma unroll
+    for (int t = 0; t < MT; t++) {
+        flash_total(r[t]);
+        flash_store<OT>(a, o[t], r[t], row0 + warp * 16 * MT + 16 * t + lane / 4, group, kv_head);
+    }
+}
+#endif
+
+#if __CUDA_ARCH__ >= 800
+#define BODY(...) flash_mma<__VA_ARGS__>(a)
+#else
+#define BODY(...) (void)a
+#endif
+#define FLASH(name, D, KV, BN, MT, WARPS, QREG, BLOCKS)                                                                \
+    extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) name(lt_cuda_attention a)                         \
+    {                                                                                                                  \
+        BODY(D, KV, BN, MT, WARPS, QREG);                                                                              \
+    }
+#include "flash.def"

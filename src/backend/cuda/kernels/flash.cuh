@@ -1,0 +1,198 @@
+/* flash.cuh - what the kernels of prompt attention share: rows of a block, online softmax, instructions.
+ *
+ * A block takes BM rows of one kv head; row R of it is token R / group, query head R % group of the group
+ * that shares the kv head. Keys come in tiles at absolute positions, in ascending order, and a row's sums
+ * depend on nothing but its own tiles: no other row, no number of rows, no tile where it sees nothing
+ * (that multiplies by 1 and adds 0) changes a bit of it. docs/arithmetic.md, "Attention over a prompt". */
+#ifndef LT_CUDA_FLASH_CUH
+#define LT_CUDA_FLASH_CUH
+
+#include "common.cuh"
+
+#define LT_NEG_INF __int_as_float(0xff800000)
+
+/* Positions any row of the block sees: first .. last; those that every row sees: all_first .. all_last. */
+typedef struct flash_span { int first, last, all_first, all_last; } flash_span;
+
+LT_DEV int flash_first(int window, int pos) { return window && pos - window + 1 > 0 ? pos - window + 1 : 0; }
+
+/* Position of a token; -1 where there is none or it cannot be served, which the host is told. */
+LT_DEV int flash_pos(const lt_cuda_attention &a, int token)
+{
+    if (token >= a.tokens)
+        return -1;
+    const int pos = __ldg((const int *)a.pos + token);
+    const int span = pos / LT_PAGE - flash_first(a.window, pos) / LT_PAGE + 1;
+    if (pos < 0)
+        lt_wrong(a.kv.wrong, a.kv.name, LT_CUDA_WRONG_POSITION, pos);
+    else if (span > a.kv.pages)
+        lt_wrong(a.kv.wrong, a.kv.name, LT_CUDA_WRONG_SPAN, span);
+    else
+        return pos;
+    return -1;
+}
+
+#if __CUDA_ARCH__ >= 800
+/* By each warp for itself. last < first: nothing to do. */
+LT_DEV flash_span flash_span_of(const lt_cuda_attention &a, int row0, int rows, int group)
+{
+    const int end = min((row0 + rows + group - 1) / group, a.tokens);
+    int lo = 0x7fffffff, hi = -1;
+    for (int t = row0 / group + (int)threadIdx.x % 32; t < end; t += 32) {
+        const int pos = flash_pos(a, t);
+        if (pos >= 0) {
+            lo = min(lo, pos);
+            hi = max(hi, pos);
+        }
+    }
+    lo = __reduce_min_sync(LT_FULL, lo);
+    hi = __reduce_max_sync(LT_FULL, hi);
+    if (hi < 0)
+        return flash_span{0, -1, 0, -1};
+    return flash_span{flash_first(a.window, lo), hi, flash_first(a.window, hi), lo};
+}
+
+/* One row of queries to half, by a warp. Scaled by the power of two that brings the largest element into
+ * [2^14, 2^15), so that half neither overflows nor loses small rows; a row with NaN or infinity becomes all NaN.
+ * Returns what a product must be multiplied with. */
+template <int D, class AT> LT_DEV float flash_stage_row(const float *q, float scale, AT at)
+{
+    const int lane = (int)threadIdx.x % 32;
+    float x[(D + 63) / 64][2];
+    uint32_t top = 0;
+#pragma unroll
+    for (int i = 0; i < (D + 63) / 64; i++) {
+        const int j = 64 * i + 2 * lane;
+        x[i][0] = x[i][1] = 0.0f;
+        if (q && j < D) {
+            x[i][0] = __ldg(q + j);
+            x[i][1] = __ldg(q + j + 1);
+        }
+        top = max(top, max(__float_as_uint(x[i][0]) & 0x7fffffffu, __float_as_uint(x[i][1]) & 0x7fffffffu));
+    }
+    top = __reduce_max_sync(LT_FULL, top);
+    const int e = (int)(top >> 23), field = min(268 - e, 253);
+    const float up = e == 255 ? __int_as_float(0x7fffffff) : __int_as_float(field << 23);
+#pragma unroll
+    for (int i = 0; i < (D + 63) / 64; i++) {
+        const int j = 64 * i + 2 * lane;
+        if (j < D)
+            *(__half2 *)at(j) = __floats2half2_rn(x[i][0] * up, x[i][1] * up);
+    }
+    return scale * 1.44269504f * __int_as_float((254 - (e == 255 ? 127 : field)) << 23);
+}
+
+LT_DEV float flash_exp2(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+LT_DEV uint32_t flash_pack(float lo, float hi)
+{
+    uint32_t r;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
+    return r;
+}
+
+/* The running state of the two rows of a thread: largest product, sum over this thread's columns. */
+typedef struct flash_rows {
+    float m[2], l[2], scale[2]; /* scale: log2(e) / sqrt(d) and the row's power of two */
+    int   first[2], last[2];    /* positions seen */
+} flash_rows;
+
+/* Products of keys at base + 8 i + 2 (lane % 4) + {0, 1}: those a row does not see become -inf. */
+template <int NT> LT_DEV void flash_mask(float (&s)[NT][4], const flash_rows &r, int base)
+{
+    const int col = base + (int)threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < NT; i++)
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            const int pos = col + 8 * i + k % 2;
+            if (pos < r.first[k / 2] || pos > r.last[k / 2])
+                s[i][k] = LT_NEG_INF;
+        }
+}
+
+/* Products become weights; back come the factors for what was summed before. */
+template <int NT> LT_DEV void flash_softmax(float (&s)[NT][4], flash_rows &r, float (&fix)[2])
+{
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        float m = r.m[h];
+#pragma unroll
+        for (int i = 0; i < NT; i++)
+            m = fmaxf(m, fmaxf(s[i][2 * h], s[i][2 * h + 1]));
+        m = fmaxf(m, __shfl_xor_sync(LT_FULL, m, 1));
+        m = fmaxf(m, __shfl_xor_sync(LT_FULL, m, 2));
+        const float base = (m == LT_NEG_INF ? 0.0f : m) * r.scale[h];
+        fix[h] = flash_exp2(lt_fma(r.m[h], r.scale[h], -base));
+        if (r.m[h] == m)
+            fix[h] = 1.0f; /* exactly, though m * scale was rounded in base */
+        r.m[h] = m;
+        float l = r.l[h] * fix[h];
+#pragma unroll
+        for (int i = 0; i < NT; i++)
+#pragma unroll
+            for (int k = 0; k < 2; k++) {
+                s[i][2 * h + k] = flash_exp2(lt_fma(s[i][2 * h + k], r.scale[h], -base));
+                l += s[i][2 * h + k];
+            }
+        r.l[h] = l;
+    }
+}
+
+LT_DEV void flash_total(flash_rows &r)
+{
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        r.l[h] += __shfl_xor_sync(LT_FULL, r.l[h], 1);
+        r.l[h] += __shfl_xor_sync(LT_FULL, r.l[h], 2);
+        r.l[h] = 1.0f / r.l[h];
+    }
+}
+
+/* A row's place in memory; NULL where the block has no such row. */
+LT_DEV float *flash_row(const lt_cuda_attention &a, uint64_t at, int64_t token_bytes, int64_t head_bytes, int row, int group, int kv_head)
+{
+    const int t = row / group;
+    return t < a.tokens ? lt_at<float>(at, t * token_bytes + (kv_head * group + row % group) * head_bytes) : NULL;
+}
+
+template <int OT> LT_DEV void flash_store(const lt_cuda_attention &a, const float (&o)[OT][4], const flash_rows &r, int row, int group, int kv_head)
+{
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        float *y = flash_row(a, a.y, a.y_token, a.y_head, row + 8 * h, group, kv_head);
+        if (!y || r.last[h] < 0)
+            continue;
+        y += threadIdx.x % 4 * 2;
+#pragma unroll
+        for (int i = 0; i < OT; i++) {
+            y[8 * i] = o[i][2 * h] * r.l[h];
+            y[8 * i + 1] = o[i][2 * h + 1] * r.l[h];
+        }
+    }
+}
+
+/* 16 bytes of global memory to shared, or 16 zero bytes. */
+LT_DEV void flash_copy16(uint32_t to, const void *from, bool there)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0));
+}
+LT_DEV void flash_commit() { asm volatile("cp.async.commit_group;"); }
+template <int n> LT_DEV void flash_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(n)); }
+
+/* First byte of the K rows of one kv head in the page of a position; NULL, reported, when the page is none. */
+LT_DEV const uint8_t *flash_page(const lt_cuda_attention &a, int pos, int kv_head)
+{
+    const int page = lt_page(a.kv, a.table, pos / LT_PAGE);
+    return page < 0 ? NULL
+                    : lt_at<const uint8_t>(a.cache, (int64_t)((uint64_t)page * a.kv.page_bytes + a.kv.k_offset +
+                                                              (uint64_t)kv_head * LT_PAGE * a.kv.row_bytes));
+}
+#endif
+
+#endif

@@ -1,0 +1,72 @@
+/* launch_flash.c - ATTENTION over a prompt on tensor cores, sm_80 and later. What it refuses (an F32 cache, head
+ * sizes of no kernel, Turing) is computed by launch_attention.c on the device, to the bit of every other device. */
+#include "backend/cuda/flash.h"
+
+static const lt_cuda_flash kernels[] = {
+#define FLASH(name, D, KV, BN, MT, WARPS, QREG, BLOCKS)                                                                \
+    {#name, D, 16 * MT * WARPS, 32 * WARPS, LT_FLASH_BYTES(D, KV, BN, 16 * MT * WARPS, QREG), KV == 1 ? LT_DTYPE_F16 : LT_DTYPE_Q8_0},
+#include "backend/cuda/kernels/flash.def"
+#undef FLASH
+};
+#define N (sizeof kernels / sizeof *kernels)
+
+const lt_cuda_flash *
+lt__cuda_flash_find(const lt_cuda_flash *table, size_t n, const lt_cuda_device *dev, const lt_op_args *args, const char **why)
+{
+    const lt_attention_params *p = &args->params.ATTENTION;
+    *why = "only rows of a prompt, over an F16 or Q8_0 cache, with a scale above zero";
+    if (!args->prefill || p->how == LT_ATTENTION_EXACT || !(p->scale > 0) || (p->kv.page_bytes | p->kv.k_offset | p->kv.v_offset) % 16)
+        return NULL;
+    *why = "no kernel for this size of heads and this cache";
+    for (size_t i = 0; i < n; i++)
+        if (table[i].head_dim == p->kv.head_dim && table[i].kv == p->kv.dtype &&
+            table[i].bytes <= lt__cuda_device_props(dev)->shared_optin_bytes) {
+            uint64_t rows = (uint64_t)args->src[0].dim[0] * (p->heads / p->kv.kv_heads);
+            *why = "too many tokens in one pass";
+            return rows <= UINT64_C(65535) * table[i].rows ? &table[i] : NULL;
+        }
+    return NULL;
+}
+
+lt_cuda_attention lt__cuda_attention_args(const lt_cuda_device *dev, const lt_op_args *args)
+{
+    const lt_attention_params *p = &args->params.ATTENTION;
+    lt_cuda_attention a = {.q = args->src[0].addr, .cache = args->src[1].addr, .pos = args->src[2].addr, .table = args->src[3].addr,
+                           .y = args->dst.addr, .scratch = args->scratch, .q_token = args->src[0].stride[0],
+                           .q_head = args->src[0].stride[1], .y_token = args->dst.stride[0], .y_head = args->dst.stride[1],
+                           .tokens = (int32_t)args->src[0].dim[0], .heads = (int32_t)p->heads, .window = (int32_t)p->window,
+                           .parts = 1, .scale = p->scale};
+    lt__cuda_kv_fill(&a.kv, dev, args, &p->kv, &args->src[1]);
+    return a;
+}
+
+lt_status lt__cuda_flash_launch(const lt_cuda_flash *kernel, const char *family, lt_cuda_device *dev, CUstream stream,
+                                const lt_op_args *args, lt_err *err)
+{
+    lt_cuda_attention a = lt__cuda_attention_args(dev, args);
+    if (a.cache % 16)
+        return lt__fail(err, LT_E_INVALID, "%s: the cache is at %#llx, expected a multiple of 16", args->name ? args->name : "attention",
+                        (unsigned long long)a.cache);
+    if (!a.tokens)
+        return LT_OK;
+    int64_t rows = (int64_t)a.tokens * (a.heads / a.kv.kv_heads);
+    lt_cuda_dim grid = {(uint32_t)a.kv.kv_heads, lt__cuda_blocks(rows, kernel->rows), 1}, block = {kernel->threads, 1, 1};
+    return lt__cuda_launch(dev, family, kernel->name, grid, block, kernel->bytes, stream, (void *[]){&a}, args, err);
+}
+
+static const lt_cuda_flash *find(const lt_cuda_device *dev, const lt_op_args *args, const char **why)
+{
+    *why = "tensor cores of sm_80 and later";
+    return lt__cuda_device_props(dev)->major >= 8 ? lt__cuda_flash_find(kernels, N, dev, args, why) : NULL;
+}
+
+static bool accepts(const lt_cuda_device *dev, const lt_op_args *args, const char **why) { return find(dev, args, why) != NULL; }
+
+static lt_status launch(lt_cuda_device *dev, CUstream stream, const lt_op_args *args, lt_err *err)
+{
+    const char *why;
+    return lt__cuda_flash_launch(find(dev, args, &why), "flash", dev, stream, args, err);
+}
+
+const lt_cuda_row lt__cuda_rows_flash[] = {{LT_OP_ATTENTION, accepts, launch, NULL}};
+const size_t lt__cuda_rows_flash_n = 1;

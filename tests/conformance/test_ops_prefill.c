@@ -1,0 +1,244 @@
+/* ATTENTION over rows of a prompt, where a device may sum in its own order: against float64 within a bound, and
+ * bit by bit the same whatever the number of rows and wherever a chunk of the prompt begins. */
+#include "attention_rig.h"
+
+#define BOUND 2e-6 /* NMSE over what the cache holds: half precision of queries and weights */
+
+static double g_worst[LT_DTYPE_COUNT];
+
+/* Whether the device computes a prompt in another way than row after row. */
+static bool has_own_order(const rig_device *d) { return strncmp(d->spec, "cuda", 4) == 0; }
+
+static cache prompt_cache(const setup *s)
+{
+    cache c;
+    cache_init(&c, s);
+    c.c.args.prefill = true;
+    return c;
+}
+
+/* Bits on the devices that have no order of their own are those of the reference. */
+static void check_prompt(const setup *s)
+{
+    cache c = prompt_cache(s);
+    float *want = malloc(c.c.dst_bytes);
+    rig_run(&g_rig.device[0], &c.c, want);
+    for (int d = 1; d < g_rig.n; d++) {
+        rig_run(&g_rig.device[d], &c.c, c.y);
+        if (!has_own_order(&g_rig.device[d]))
+            rig_same(setup_name(s), g_rig.device[d].spec, &c.c.args.dst, want, c.y, c.c.dst_bytes);
+        double e = error64(&c, true, RIGHT);
+        assert_within(setup_name(s), e, BOUND);
+        g_worst[s->kv] = fmax(g_worst[s->kv], e);
+    }
+    free(want);
+    cache_free(&c);
+}
+
+static const lt_dtype kv_types[] = {LT_DTYPE_F16, LT_DTYPE_Q8_0, LT_DTYPE_F32};
+static const int32_t dims[] = {64, 80, 96, 112, 128, 192, 256, 512};
+
+static setup smaller(setup s)
+{
+    while (s.tokens > 1 && (int64_t)s.tokens * s.heads * s.length * s.dim > 6000000)
+        s.tokens--;
+    s.tokens = s.tokens < s.length ? s.tokens : s.length;
+    return s;
+}
+
+static void every_head_size_ratio_window_and_cache(void **state)
+{
+    (void)state;
+    static const int32_t lengths[] = {1, 63, 129, 256, 300, 600, 1025}, tokens[] = {1, 17, 64, 130, 300},
+                         ratios[] = {1, 3, 4, 9}, windows[] = {0, 100, 256, 512, 1};
+    uint32_t n = 0;
+    for (int d = 0; d < 8; d++)
+        for (int k = 0; k < 3; k++)
+            for (int l = 0; l < 7; l++, n++) {
+                if (kv_types[k] == LT_DTYPE_Q8_0 && dims[d] % 32)
+                    continue;
+                int32_t ratio = ratios[n % 4], kv_heads = ratio == 9 ? 1 : 1 + (int32_t)(n % 2);
+                setup s = {.kv = kv_types[k], .dim = dims[d], .length = lengths[l], .tokens = tokens[(n / 3 + l) % 5],
+                           .kv_heads = kv_heads, .heads = kv_heads * ratio, .window = windows[(n + d) % 5], .ring = n % 3 == 0};
+                s = smaller(s);
+                check_prompt(&s);
+            }
+    for (int k = 0; k < 3; k++)
+        print_message("ATTENTION over a prompt, %s cache: NMSE %.2g, the bound is %.2g\n", lt_dtype_get(kv_types[k])->name,
+                      g_worst[kv_types[k]], BOUND);
+}
+
+/* One row at a time, and chunks of odd sizes, equal all rows at once. */
+static void rows_do_not_depend_on_the_batch(void **state)
+{
+    (void)state;
+    static const int32_t chunks[] = {1, 7, 64, 100};
+    for (int d = 0; d < 8; d++) {
+        for (int k = 0; k < 3; k++) {
+            if (kv_types[k] == LT_DTYPE_Q8_0 && dims[d] % 32)
+                continue;
+            setup s = {.kv = kv_types[k], .dim = dims[d], .length = 520 + d, .tokens = 150, .kv_heads = 2, .heads = k == 1 ? 2 : 6,
+                       .window = d % 2 ? 200 : 0};
+            cache c = prompt_cache(&s);
+            size_t each = (size_t)s.heads * s.dim;
+            float *part = malloc(c.c.dst_bytes);
+            for (int v = 1; v < g_rig.n; v++) {
+                rig_run(&g_rig.device[v], &c.c, c.y);
+                for (int n = 0; n < 4; n++)
+                    for (int32_t t = 0; t < s.tokens; t += chunks[n]) {
+                        int32_t m = chunks[n] < s.tokens - t ? chunks[n] : s.tokens - t;
+                        if (chunks[n] == 1 && t % 13 && t + 1 < s.tokens)
+                            continue;
+                        rig_case a = c.c;
+                        a.args.src[0].dim[0] = a.args.dst.dim[0] = a.args.src[2].dim[0] = m;
+                        a.src[0] = c.q + (size_t)t * each, a.src[2] = c.pos + t;
+                        a.src_bytes[0] = a.dst_bytes = (size_t)m * each * 4, a.src_bytes[2] = (size_t)m * 4;
+                        a.dst = a.src[0];
+                        rig_run(&g_rig.device[v], &a, part);
+                        rig_same("a chunk of a prompt", g_rig.device[v].spec, &a.args.dst, c.y + (size_t)t * each, part, a.dst_bytes);
+                    }
+            }
+            free(part);
+            cache_free(&c);
+        }
+    }
+}
+
+/* What was not stored is NaN in the rig's cache, in the pages of the prompt too: none of it is used. Positions may
+ * come in any order. */
+static void tokens_may_be_any_positions(void **state)
+{
+    (void)state;
+    for (int k = 0; k < 3; k++) {
+        setup s = {.kv = kv_types[k], .dim = 64, .length = 700, .tokens = 40, .kv_heads = 2, .heads = 6, .scattered = true};
+        check_prompt(&s);
+        s.window = 300;
+        check_prompt(&s);
+    }
+}
+
+/* Queries far outside of half's range, either way, lose nothing by it. */
+static void queries_of_any_size_fit(void **state)
+{
+    (void)state;
+    for (int e = -60; e <= 60; e += 20) {
+        setup s = {.kv = LT_DTYPE_F16, .dim = 128, .length = 300, .tokens = 70, .kv_heads = 1, .heads = 2};
+        cache c = prompt_cache(&s);
+        for (size_t i = 0; i < c.c.src_bytes[0] / 4; i++)
+            c.q[i] = ldexpf(c.q[i], e + (int)(i / 128 % 5));
+        float scale = c.c.args.params.ATTENTION.scale;
+        c.c.args.params.ATTENTION.scale = ldexpf(scale, -e - 2);
+        for (int v = 1; v < g_rig.n; v++) {
+            rig_run(&g_rig.device[v], &c.c, c.y);
+            for (size_t i = 0; i < c.c.src_bytes[0] / 4; i++) /* error64 knows one scale only */
+                c.q[i] = ldexpf(c.q[i], -e - 2);
+            assert_within("queries of any size", error64(&c, true, RIGHT), BOUND);
+            for (size_t i = 0; i < c.c.src_bytes[0] / 4; i++)
+                c.q[i] = ldexpf(c.q[i], e + 2);
+        }
+        cache_free(&c);
+    }
+}
+
+/* A query that is not finite makes its own outputs NaN, and no others. */
+static void what_is_not_finite_reaches_the_output(void **state)
+{
+    (void)state;
+    static const float bad[] = {NAN, INFINITY, -INFINITY};
+    for (int b = 0; b < 3; b++) {
+        setup s = {.kv = LT_DTYPE_F16, .dim = 64, .length = 200, .tokens = 80, .kv_heads = 1, .heads = 2};
+        cache c = prompt_cache(&s);
+        c.q[(size_t)(50 * 2 + 1) * 64 + 5] = bad[b];
+        for (int v = 1; v < g_rig.n; v++) {
+            rig_run(&g_rig.device[v], &c.c, c.y);
+            for (int r = 0; r < 160; r++)
+                for (int j = 0; j < 64; j++)
+                    if (!has_own_order(&g_rig.device[v]))
+                        continue;
+                    else if (isnan(c.y[r * 64 + j]) != (r == 101))
+                        fail_msg("%s: row %d, element %d is %g with %g in the query of row 101", g_rig.device[v].spec, r, j,
+                                 c.y[r * 64 + j], bad[b]);
+        }
+        cache_free(&c);
+    }
+}
+
+static void planted_bugs_are_caught(void **state)
+{
+    (void)state;
+    static const struct { mutant m; const char *bug; } bugs[] = {
+        {PAST_ONE_LESS, "a row does not see its own position"}, {SEES_THE_FUTURE, "a row sees the next position"},
+        {WINDOW_ONE_MORE, "window one position too wide"}, {HEADS_INTERLEAVED, "kv head by remainder, not quotient"},
+        {NO_SCALE, "scores not scaled"}, {PAGE_UNMERGED, "only the last page counts"}, {VALUES_ARE_KEYS, "keys read as values"},
+    };
+    for (size_t i = 0; i < sizeof bugs / sizeof *bugs; i++)
+        for (int k = 0; k < 2; k++) {
+            setup s = {.kv = kv_types[k], .dim = 64, .length = 600, .tokens = 30, .kv_heads = 2, .heads = 6, .window = 400};
+            cache c = prompt_cache(&s);
+            rig_run(&g_rig.device[g_rig.n - 1], &c.c, c.y);
+            assert_within("before the bug", error64(&c, true, RIGHT), BOUND);
+            assert_caught(bugs[i].bug, error64(&c, true, bugs[i].m), BOUND);
+            cache_free(&c);
+        }
+}
+
+/* EXACT has the bits of one row after another; SAGE is there or refused in a sentence. */
+static void kinds_of_attention(void **state)
+{
+    (void)state;
+    setup s = {.kv = LT_DTYPE_F16, .dim = 128, .length = 400, .tokens = 90, .kv_heads = 1, .heads = 4};
+    cache c = prompt_cache(&s);
+    c.c.args.params.ATTENTION.how = LT_ATTENTION_EXACT;
+    rig_check(&c.c, "exact attention over a prompt", c.y);
+    c.c.args.params.ATTENTION.how = LT_ATTENTION_SAGE;
+    for (int v = 0; v < g_rig.n; v++) {
+        const char *why = NULL;
+        if (!lt__device_supports(g_rig.device[v].dev, &c.c.args, &why)) {
+            assert_non_null(why);
+            assert_non_null(strstr(why, "sage"));
+        }
+    }
+    cache_free(&c);
+}
+
+/* Memory beside the views grows no faster than the tokens, and never when there are fewer of them. */
+static void scratch_is_linear_in_length(void **state)
+{
+    (void)state;
+    setup s = {.kv = LT_DTYPE_F16, .dim = 128, .length = 300, .tokens = 1, .kv_heads = 2, .heads = 8};
+    cache c = prompt_cache(&s);
+    for (int v = 0; v < g_rig.n; v++)
+        for (int how = 0; how < LT_ATTENTION_COUNT; how++) {
+            uint64_t last = 0, first = 0;
+            lt_op_args a = c.c.args;
+            a.params.ATTENTION.how = (lt_attention)how;
+            for (int64_t n = 256; n <= 32768; n *= 2) {
+                a.src[0] = a.dst = view(LT_DTYPE_F32, 3, n, s.heads, s.dim);
+                a.src[2] = view(LT_DTYPE_I32, 1, n, 0, 0);
+                a.src[3] = view(LT_DTYPE_I32, 1, n / 256, 0, 0);
+                if (!lt__device_supports(g_rig.device[v].dev, &a, NULL))
+                    continue;
+                uint64_t now = lt__device_scratch_bytes(g_rig.device[v].dev, &a);
+                assert_true(now >= last);
+                last = now;
+                first = first ? first : now;
+                assert_true(now <= (first + 65536) * (uint64_t)(n / 256));
+            }
+        }
+    cache_free(&c);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_head_size_ratio_window_and_cache),
+        cmocka_unit_test(rows_do_not_depend_on_the_batch),
+        cmocka_unit_test(tokens_may_be_any_positions),
+        cmocka_unit_test(queries_of_any_size_fit),
+        cmocka_unit_test(what_is_not_finite_reaches_the_output),
+        cmocka_unit_test(planted_bugs_are_caught),
+        cmocka_unit_test(kinds_of_attention),
+        cmocka_unit_test(scratch_is_linear_in_length),
+    };
+    return cmocka_run_group_tests(tests, rig_setup, rig_teardown);
+}
