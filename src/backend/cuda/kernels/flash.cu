@@ -91,14 +91,15 @@ template <int D, int KV, int BN, int MT, int WARPS, bool QREG> LT_DEV void flash
         return;
     uint8_t *const sq = shared + S::Q_AT;
     flash_rows r[MT];
-    for (int i = 0; i < 16 * MT; i++) {
-        const int row = warp * 16 * MT + i;
-        const float *q = flash_row(a, a.q, a.q_token, a.q_head, row0 + row, group, kv_head);
-        const float f = flash_stage_row<D>(q, a.scale, [&](int j) { return sq + row * S::PITCH + 2 * j; });
 #pragma unroll
-        for (int t = 0; t < 2 * MT; t++)
-            if (i == 8 * t + lane / 4)
-                r[t / 2].scale[t % 2] = f;
+    for (int t = 0; t < MT; t++) {
+        const int top = (warp * MT + t) * 16;
+        flash_stage<D>(
+            a, row0 + top, group, kv_head, [&](int i, int j) { return sq + (top + i) * S::PITCH + 2 * j; },
+            [&](int i, float f) {
+                if (i % 8 == lane / 4)
+                    r[t].scale[i / 8] = f;
+            });
     }
     __syncthreads();
     const uint32_t q_at = base_at + S::Q_AT + (warp * 16 * MT + lane % 16) * S::PITCH + lane / 16 * 16;

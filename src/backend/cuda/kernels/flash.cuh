@@ -52,34 +52,52 @@ LT_DEV flash_span flash_span_of(const lt_cuda_attention &a, int row0, int rows, 
     return flash_span{flash_first(a.window, lo), hi, flash_first(a.window, hi), lo};
 }
 
-/* One row of queries to half, by a warp. Scaled by the power of two that brings the largest element into
- * [2^14, 2^15), so that half neither overflows nor loses small rows; a row with NaN or infinity becomes all NaN.
- * Returns what a product must be multiplied with. */
-template <int D, class AT> LT_DEV float flash_stage_row(const float *q, float scale, AT at)
+/* A row's place in memory; NULL where the block has no such row. */
+LT_DEV float *flash_row(const lt_cuda_attention &a, uint64_t at, int64_t token_bytes, int64_t head_bytes, int row, int group, int kv_head)
 {
+    const int t = row / group;
+    return t < a.tokens ? lt_at<float>(at, t * token_bytes + (kv_head * group + row % group) * head_bytes) : NULL;
+}
+
+/* Sixteen rows of queries from row0 to half, by a warp, their loads in flight together. A row is scaled by the power
+ * of two that brings its largest element into [2^14, 2^15), so that half neither overflows nor loses small rows; a row
+ * with NaN or infinity becomes all NaN. put(row, what a product must be multiplied with). */
+template <int D, class AT, class PUT> LT_DEV void flash_stage(const lt_cuda_attention &a, int row0, int group, int kv_head, AT at, PUT put)
+{
+    constexpr int R = D <= 128 ? 16 : 8, C = (D + 63) / 64;
     const int lane = (int)threadIdx.x % 32;
-    float x[(D + 63) / 64][2];
-    uint32_t top = 0;
 #pragma unroll
-    for (int i = 0; i < (D + 63) / 64; i++) {
-        const int j = 64 * i + 2 * lane;
-        x[i][0] = x[i][1] = 0.0f;
-        if (q && j < D) {
-            x[i][0] = __ldg(q + j);
-            x[i][1] = __ldg(q + j + 1);
+    for (int b = 0; b < 16; b += R) {
+        float x[R][C][2];
+#pragma unroll
+        for (int r = 0; r < R; r++) {
+            const float *q = flash_row(a, a.q, a.q_token, a.q_head, row0 + b + r, group, kv_head);
+#pragma unroll
+            for (int i = 0; i < C; i++) {
+                const int j = 64 * i + 2 * lane;
+                const bool there = q && j < D;
+                x[r][i][0] = there ? __ldg(q + j) : 0.0f;
+                x[r][i][1] = there ? __ldg(q + j + 1) : 0.0f;
+            }
         }
-        top = max(top, max(__float_as_uint(x[i][0]) & 0x7fffffffu, __float_as_uint(x[i][1]) & 0x7fffffffu));
-    }
-    top = __reduce_max_sync(LT_FULL, top);
-    const int e = (int)(top >> 23), field = min(268 - e, 253);
-    const float up = e == 255 ? __int_as_float(0x7fffffff) : __int_as_float(field << 23);
 #pragma unroll
-    for (int i = 0; i < (D + 63) / 64; i++) {
-        const int j = 64 * i + 2 * lane;
-        if (j < D)
-            *(__half2 *)at(j) = __floats2half2_rn(x[i][0] * up, x[i][1] * up);
+        for (int r = 0; r < R; r++) {
+            uint32_t top = 0;
+#pragma unroll
+            for (int i = 0; i < C; i++)
+                top = max(top, max(__float_as_uint(x[r][i][0]) & 0x7fffffffu, __float_as_uint(x[r][i][1]) & 0x7fffffffu));
+            top = __reduce_max_sync(LT_FULL, top);
+            const int e = (int)(top >> 23), field = e == 255 ? 127 : min(268 - e, 253);
+            const float up = e == 255 ? __int_as_float(0x7fffffff) : __int_as_float(field << 23);
+#pragma unroll
+            for (int i = 0; i < C; i++) {
+                const int j = 64 * i + 2 * lane;
+                if (j < D)
+                    *(__half2 *)at(b + r, j) = __floats2half2_rn(x[r][i][0] * up, x[r][i][1] * up);
+            }
+            put(b + r, a.scale * 1.44269504f * __int_as_float((254 - field) << 23));
+        }
     }
-    return scale * 1.44269504f * __int_as_float((254 - (e == 255 ? 127 : field)) << 23);
 }
 
 LT_DEV float flash_exp2(float x)
@@ -152,13 +170,6 @@ LT_DEV void flash_total(flash_rows &r)
         r.l[h] += __shfl_xor_sync(LT_FULL, r.l[h], 2);
         r.l[h] = 1.0f / r.l[h];
     }
-}
-
-/* A row's place in memory; NULL where the block has no such row. */
-LT_DEV float *flash_row(const lt_cuda_attention &a, uint64_t at, int64_t token_bytes, int64_t head_bytes, int row, int group, int kv_head)
-{
-    const int t = row / group;
-    return t < a.tokens ? lt_at<float>(at, t * token_bytes + (kv_head * group + row % group) * head_bytes) : NULL;
 }
 
 template <int OT> LT_DEV void flash_store(const lt_cuda_attention &a, const float (&o)[OT][4], const flash_rows &r, int row, int group, int kv_head)

@@ -9,9 +9,8 @@
 #define LT_FLASH_RAW_AT(D, KV, BN, ROWS, QREG) (LT_FLASH_TILES(D, KV, BN) + ((QREG) ? 0 : (ROWS) * (2 * (D) + 16)))
 #define LT_FLASH_BYTES(D, KV, BN, ROWS, QREG) (LT_FLASH_RAW_AT(D, KV, BN, ROWS, QREG) + 4 * LT_FLASH_RAW(D, KV, BN))
 
-/* flash_sm90a.cu: panels of 64 columns; barriers, queries, two stages of K, two of V; 1024 to align. */
-#define LT_FLASH90_STAGES 2
+/* flash_sm90a.cu: panels of 64 columns; barriers, queries, stages of K, stages of V; 1024 to align. */
 #define LT_FLASH90_PANEL(D, ROWS) (((D) + 63) / 64 * (ROWS) * 128)
-#define LT_FLASH90_BYTES(D, BN, ROWS) (2048 + LT_FLASH90_PANEL(D, ROWS) + 2 * LT_FLASH90_STAGES * LT_FLASH90_PANEL(D, BN))
+#define LT_FLASH90_BYTES(D, BN, ROWS, STAGES) (2048 + LT_FLASH90_PANEL(D, ROWS) + 2 * (STAGES) * LT_FLASH90_PANEL(D, BN))
 
 #endif

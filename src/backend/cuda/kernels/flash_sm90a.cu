@@ -7,17 +7,14 @@
 #include "flash_shape.h"
 #include "wgmma.cuh"
 
-#define STAGES LT_FLASH90_STAGES
-
-template <int D, int BN, int GROUPS> struct shape {
+template <int D, int BN, int GROUPS, int STAGES> struct shape {
     static constexpr int BM = 64 * GROUPS, HALF = LT_FLASH90_PANEL(D, BN);
     static constexpr int Q = 1024, K = Q + LT_FLASH90_PANEL(D, BM), V = K + STAGES * HALF;
-    static_assert(V + STAGES * HALF + 1024 == LT_FLASH90_BYTES(D, BN, BM), "launches ask for as much");
+    static constexpr int FULL = 0, EMPTY = 2 * STAGES, BARS = 4 * STAGES; /* full K, full V, empty K, empty V, each a stage */
+    static_assert(V + STAGES * HALF + 1024 == LT_FLASH90_BYTES(D, BN, BM, STAGES), "launches ask for as much");
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-enum { FULL, EMPTY = 2 * STAGES, BARS = 4 * STAGES }; /* full K, full V, empty K, empty V, each a stage */
-
 /* Bytes b of Q8_0 to two halves: exact integers, then one rounding with the scale. */
 LT_DEV __half2 q8_pair(uint32_t b, __half2 d)
 {
@@ -64,44 +61,46 @@ template <int D, int KV, int BN> LT_DEV void feed_half(const lt_cuda_attention &
     }
 }
 
-/* The feeding group. A half tile is reported full when the copies have landed; before waiting for room all that was
- * started is reported, so that nobody waits for a report kept back. */
-template <int D, int KV, int BN, int GROUPS> LT_DEV void feed(const lt_cuda_attention &a, uint32_t smem, uint32_t bars, int begin, int end, int kv_head, const flash_span &sp)
+/* The feeding group. Its first thread has the copy engine bring what the rows see all of; what they see in part, and
+ * Q8_0, all threads bring. */
+template <int D, int KV, int BN, int GROUPS, int STAGES>
+LT_DEV void feed(const lt_cuda_attention &a, const lt_cuda_flash_maps &maps, uint32_t smem, uint32_t bars, int begin, int end, int kv_head,
+                 const flash_span &sp)
 {
-    typedef shape<D, BN, GROUPS> S;
-    const int halves = 2 * (end - begin + 1);
-    const int64_t v = (int64_t)(a.kv.v_offset - a.kv.k_offset);
-    const uint8_t *page = NULL;
-    int page_of = -1, told = 0;
-    const auto tell = [&](int upto) {
-        wg_proxy();
-        for (; told < upto; told++)
-            bar_arrive(bars + 8 * (FULL + told % 2 * STAGES + told / 2 % STAGES));
-    };
-    for (int h = 0; h < halves; h++) {
-        const int value = h % 2, tile = begin + h / 2, stage = h / 2 % STAGES, round = h / 2 / STAGES;
-        const uint32_t room = bars + 8 * (EMPTY + value * STAGES + stage);
-        if (round && !bar_test(room, (round - 1) & 1)) {
-            flash_wait<0>();
-            tell(h);
-            bar_wait(room, (round - 1) & 1);
+    typedef shape<D, BN, GROUPS, STAGES> S;
+    const bool lead = threadIdx.x % 128 == 0;
+    int page = -1, page_of = -1;
+    bool taken = true; /* false: the computing groups are stuck, which they report */
+    for (int h = 0; h < 2 * (end - begin + 1); h++) {
+        const int value = h % 2, tile = begin + h / 2, stage = h / 2 % STAGES, round = h / 2 / STAGES, base = tile * BN;
+        const uint32_t room = bars + 8 * (S::EMPTY + value * STAGES + stage), full = bars + 8 * (S::FULL + value * STAGES + stage);
+        const uint32_t to = smem + (value ? S::V : S::K) + stage * S::HALF;
+        if (base / LT_PAGE != page_of) {
+            page_of = base / LT_PAGE;
+            page = lt_page(a.kv, a.table, page_of);
         }
-        if (tile * BN / LT_PAGE != page_of) {
-            page_of = tile * BN / LT_PAGE;
-            page = flash_page(a, tile * BN, kv_head);
+        if (KV == 1 && page >= 0 && (!value || (base >= sp.first && base + BN - 1 <= sp.last))) {
+            if (!lead)
+                continue;
+            taken = taken && (!round || bar_wait(room, (round - 1) & 1));
+            bar_expect(full, S::HALF);
+#pragma unroll
+            for (int x = 0; x < D; x += 64)
+                box_copy(to + x * BN * 2, value ? &maps.v : &maps.k, x, kv_head * LT_PAGE + base % LT_PAGE, page, full);
+            continue;
         }
-        const uint8_t *rows = page ? page + (uint64_t)(tile * BN % LT_PAGE) * a.kv.row_bytes + (value ? v : 0) : NULL;
-        feed_half<D, KV, BN>(a, smem + (value ? S::V : S::K) + stage * S::HALF, rows, tile * BN, sp);
+        named_sync(15, 128); /* the first thread has seen all room before this: the phase is not mistaken for an older one */
+        taken = taken && (!round || bar_wait(room, (round - 1) & 1));
+        const uint8_t *rows = page < 0 ? NULL : lt_at<const uint8_t>(a.cache, (int64_t)((uint64_t)page * a.kv.page_bytes +
+                (value ? a.kv.v_offset : a.kv.k_offset) + ((uint64_t)kv_head * LT_PAGE + base % LT_PAGE) * a.kv.row_bytes));
+        feed_half<D, KV, BN>(a, to, rows, base, sp);
         flash_commit();
-        if (KV == 2) {
-            tell(h + 1);
-        } else if (h - told >= 2) {
-            flash_wait<2>();
-            tell(told + 1);
-        }
+        flash_wait<0>();
+        wg_proxy();
+        named_sync(15, 128);
+        if (lead)
+            bar_arrive(full);
     }
-    flash_wait<0>();
-    tell(halves);
 }
 
 template <int D, int BN, int ROWS> LT_DEV void scores(float (&s)[BN / 8][4], uint32_t q, uint32_t k)
@@ -140,21 +139,19 @@ template <int OT> LT_DEV void rescale(float (&o)[OT][4], const float (&fix)[2])
             o[i][k] *= fix[k / 2];
 }
 
-template <int D, int BN, int GROUPS, bool TURNS>
+template <int D, int BN, int GROUPS, bool TURNS, int STAGES>
 LT_DEV void compute(const lt_cuda_attention &a, uint8_t *mem, uint32_t smem, uint32_t bars, int begin, int end, int row0, int group, int kv_head, const flash_span &sp)
 {
-    typedef shape<D, BN, GROUPS> S;
+    typedef shape<D, BN, GROUPS, STAGES> S;
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, wg = warp / 4;
     flash_rows r;
-    for (int i = 0; i < 16; i++) {
-        const int row = warp * 16 + i;
-        const float *q = flash_row(a, a.q, a.q_token, a.q_head, row0 + row, group, kv_head);
-        const float f = flash_stage_row<D>(q, a.scale, [&](int j) { return mem + S::Q + wg_at<S::BM>(row, j / 8) + j % 8 * 2; });
-        if (lane / 4 == i)
-            r.scale[0] = f;
-        if (lane / 4 + 8 == i)
-            r.scale[1] = f;
-    }
+    flash_stage<D>(
+        a, row0 + warp * 16, group, kv_head,
+        [&](int i, int j) { return mem + S::Q + wg_at<S::BM>(warp * 16 + i, j / 8) + j % 8 * 2; },
+        [&](int i, float f) {
+            if (i % 8 == lane / 4)
+                r.scale[i / 8] = f;
+        });
     wg_proxy();
     named_sync(1 + wg, 128);
 #pragma unroll
@@ -173,10 +170,10 @@ LT_DEV void compute(const lt_cuda_attention &a, uint8_t *mem, uint32_t smem, uin
             o[i][k] = 0.0f;
     const uint32_t q = smem + S::Q + wg * 64 * 128;
     bool fed = true;
-    const auto full = [&](int value, int n) { fed &= bar_wait(bars + 8 * (FULL + value * STAGES + n % STAGES), n / STAGES & 1); };
+    const auto full = [&](int value, int n) { fed = fed && bar_wait(bars + 8 * (S::FULL + value * STAGES + n % STAGES), n / STAGES & 1); };
     const auto empty = [&](int value, int n) {
         if (lane == 0)
-            bar_arrive(bars + 8 * (EMPTY + value * STAGES + n % STAGES));
+            bar_arrive(bars + 8 * (S::EMPTY + value * STAGES + n % STAGES));
     };
     const auto soften = [&](int tile) {
         if (!(tile * BN >= sp.all_first && tile * BN + BN - 1 <= sp.all_last))
@@ -226,9 +223,9 @@ LT_DEV void compute(const lt_cuda_attention &a, uint8_t *mem, uint32_t smem, uin
     flash_store<D / 8>(a, o, r, row0 + warp * 16 + lane / 4, group, kv_head);
 }
 
-template <int D, int KV, int BN, int GROUPS, bool TURNS> LT_DEV void flash90(const lt_cuda_attention &a)
+template <int D, int KV, int BN, int GROUPS, bool TURNS, int STAGES> LT_DEV void flash90(const lt_cuda_attention &a, const lt_cuda_flash_maps &maps)
 {
-    typedef shape<D, BN, GROUPS> S;
+    typedef shape<D, BN, GROUPS, STAGES> S;
     extern __shared__ uint8_t shared[];
     const uint32_t raw = (uint32_t)__cvta_generic_to_shared(shared), smem = (raw + 1023) / 1024 * 1024, bars = smem;
     const int group = a.heads / a.kv.kv_heads, kv_head = (int)blockIdx.x;
@@ -237,8 +234,8 @@ template <int D, int KV, int BN, int GROUPS, bool TURNS> LT_DEV void flash90(con
     if (sp.last < 0)
         return;
     if (threadIdx.x == 0) {
-        for (int i = 0; i < BARS; i++)
-            bar_init(bars + 8 * i, i < EMPTY ? 128 : 4 * GROUPS);
+        for (int i = 0; i < S::BARS; i++)
+            bar_init(bars + 8 * i, i < S::EMPTY ? 1 : 4 * GROUPS);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncthreads();
@@ -248,20 +245,24 @@ template <int D, int KV, int BN, int GROUPS, bool TURNS> LT_DEV void flash90(con
             asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         else
             asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
-        feed<D, KV, BN, GROUPS>(a, smem, bars, begin, end, kv_head, sp);
+        feed<D, KV, BN, GROUPS, STAGES>(a, maps, smem, bars, begin, end, kv_head, sp);
     } else {
         if constexpr (GROUPS == 2)
             asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
         else
             asm volatile("setmaxnreg.inc.sync.aligned.u32 160;");
-        compute<D, BN, GROUPS, TURNS>(a, shared + (smem - raw), smem, bars, begin, end, row0, group, kv_head, sp);
+        compute<D, BN, GROUPS, TURNS, STAGES>(a, shared + (smem - raw), smem, bars, begin, end, row0, group, kv_head, sp);
     }
 }
-#define BODY(...) flash90<__VA_ARGS__>(a)
+#define BODY(...) flash90<__VA_ARGS__>(a, maps)
 #else
-#define BODY(...) (void)a
+#define BODY(...) (void)a, (void)maps
 #endif
 
-#define FLASH90(name, D, KV, BN, GROUPS, TURNS)                                                                        \
-    extern "C" __global__ void __launch_bounds__(128 * (GROUPS + 1), 1) name(lt_cuda_attention a) { BODY(D, KV, BN, GROUPS, TURNS); }
+#define FLASH90(name, D, KV, BN, GROUPS, TURNS, STAGES)                                                                \
+    extern "C" __global__ void __launch_bounds__(128 * (GROUPS + 1), 1)                                                \
+        name(lt_cuda_attention a, const __grid_constant__ lt_cuda_flash_maps maps)                                     \
+    {                                                                                                                  \
+        BODY(D, KV, BN, GROUPS, TURNS, STAGES);                                                                        \
+    }
 #include "flash_sm90a.def"

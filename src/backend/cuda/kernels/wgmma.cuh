@@ -137,6 +137,18 @@ LT_DEV bool bar_wait(uint32_t bar, int phase)
     } while (now - start < 4000000000u);
     return false;
 }
+/* One arrival, and bytes that copies to come will bring. */
+LT_DEV void bar_expect(uint32_t bar, int bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
+}
+/* A box of a tensor to shared memory, 1024-aligned, swizzled as above; its bytes count at the barrier. */
+LT_DEV void box_copy(uint32_t to, const lt_cuda_tensor *map, int x, int y, int z, uint32_t bar)
+{
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
+                 "l"(map), "r"(x), "r"(y), "r"(z), "r"(bar)
+                 : "memory");
+}
 LT_DEV void named_sync(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 LT_DEV void named_arrive(int id, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 
