@@ -105,6 +105,9 @@ enum { LT_CU_LAUNCH_EARLY = 6 }; /* programmatic stream serialization */
 typedef void lt_cuhostfn(void *user);
 
 /* X(member, symbol, required, parameters). The symbol is the version whose parameters these are. */
+/* Of cuTensorMapEncodeTiled. */
+enum { LT_CU_TENSOR_HALF = 6, LT_CU_TENSOR_PLAIN = 0, LT_CU_TENSOR_SWIZZLE_128 = 3, LT_CU_TENSOR_L2_256 = 3, LT_CU_TENSOR_ZEROS = 0 };
+
 #define LT_CU_FUNCTIONS(X)                                                                                             \
     X(init, "cuInit", 1, (unsigned flags))                                                                             \
     X(driver_version, "cuDriverGetVersion", 1, (int *version))                                                         \
@@ -159,6 +162,9 @@ typedef void lt_cuhostfn(void *user);
     X(module_functions, "cuModuleEnumerateFunctions", 0, (CUfunction *out, unsigned count, CUmodule module))           \
     X(function_load, "cuFuncLoad", 0, (CUfunction function))                                                           \
     X(function_set, "cuFuncSetAttribute", 1, (CUfunction function, int attribute, int value))                          \
+    X(tensor_encode, "cuTensorMapEncodeTiled", 0,                                                                      \
+      (void *map, int type, unsigned rank, void *at, const uint64_t *dims, const uint64_t *strides, const unsigned *box, \
+       const unsigned *steps, int interleave, int swizzle, int l2, int outside))                                       \
     X(launch, "cuLaunchKernel", 1,                                                                                     \
       (CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,     \
        unsigned block_z, unsigned shared_bytes, CUstream stream, void **params, void **extra))                          \

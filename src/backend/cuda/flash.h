@@ -9,6 +9,7 @@ typedef struct lt_cuda_flash {
     const char *name;
     uint32_t    head_dim, rows, threads, bytes; /* rows: (token, head) pairs of a block; bytes of shared memory */
     lt_dtype    kv;
+    uint32_t    keys; /* of a tile, where the copy engine brings them; else 0 */
 } lt_cuda_flash;
 
 /* The kernel of a table for these arguments, or NULL and why. */

@@ -4,7 +4,7 @@
 
 static const lt_cuda_flash kernels[] = {
 #define FLASH(name, D, KV, BN, MT, WARPS, QREG, BLOCKS)                                                                \
-    {#name, D, 16 * MT * WARPS, 32 * WARPS, LT_FLASH_BYTES(D, KV, BN, 16 * MT * WARPS, QREG), KV == 1 ? LT_DTYPE_F16 : LT_DTYPE_Q8_0},
+    {#name, D, 16 * MT * WARPS, 32 * WARPS, LT_FLASH_BYTES(D, KV, BN, 16 * MT * WARPS, QREG), KV == 1 ? LT_DTYPE_F16 : LT_DTYPE_Q8_0, 0},
 #include "backend/cuda/kernels/flash.def"
 #undef FLASH
 };
@@ -40,18 +40,33 @@ lt_cuda_attention lt__cuda_attention_args(const lt_cuda_device *dev, const lt_op
     return a;
 }
 
+static lt_status encode(const lt_cuda_flash *kernel, lt_cuda_device *dev, const lt_cuda_attention *a, lt_cuda_flash_maps *maps,
+                        const char *name, lt_err *err)
+{
+    uint64_t n[3] = {(uint64_t)a->kv.head_dim, (uint64_t)a->kv.kv_heads * LT_KV_PAGE, (uint64_t)a->kv.limit};
+    uint64_t stride[2] = {a->kv.row_bytes, a->kv.page_bytes};
+    lt_status s = lt__cuda_tensor_encode(dev, &maps->k, a->cache + a->kv.k_offset, n, stride, 64, kernel->keys, name, err);
+    if (s == LT_OK)
+        s = lt__cuda_tensor_encode(dev, &maps->v, a->cache + a->kv.v_offset, n, stride, 64, kernel->keys, name, err);
+    return s;
+}
+
 lt_status lt__cuda_flash_launch(const lt_cuda_flash *kernel, const char *family, lt_cuda_device *dev, CUstream stream,
                                 const lt_op_args *args, lt_err *err)
 {
     lt_cuda_attention a = lt__cuda_attention_args(dev, args);
+    lt_cuda_flash_maps maps = {0};
+    const char *name = args->name ? args->name : "attention";
     if (a.cache % 16)
-        return lt__fail(err, LT_E_INVALID, "%s: the cache is at %#llx, expected a multiple of 16", args->name ? args->name : "attention",
-                        (unsigned long long)a.cache);
+        return lt__fail(err, LT_E_INVALID, "%s: the cache is at %#llx, expected a multiple of 16", name, (unsigned long long)a.cache);
     if (!a.tokens)
         return LT_OK;
+    lt_status s = kernel->keys ? encode(kernel, dev, &a, &maps, name, err) : LT_OK;
+    if (s != LT_OK)
+        return s;
     int64_t rows = (int64_t)a.tokens * (a.heads / a.kv.kv_heads);
     lt_cuda_dim grid = {(uint32_t)a.kv.kv_heads, lt__cuda_blocks(rows, kernel->rows), 1}, block = {kernel->threads, 1, 1};
-    return lt__cuda_launch(dev, family, kernel->name, grid, block, kernel->bytes, stream, (void *[]){&a}, args, err);
+    return lt__cuda_launch(dev, family, kernel->name, grid, block, kernel->bytes, stream, (void *[]){&a, &maps}, args, err);
 }
 
 static const lt_cuda_flash *find(const lt_cuda_device *dev, const lt_op_args *args, const char **why)

@@ -2,8 +2,9 @@
 #include "backend/cuda/flash.h"
 
 static const lt_cuda_flash kernels[] = {
-#define FLASH90(name, D, KV, BN, GROUPS, TURNS)                                                                        \
-    {#name, D, 64 * GROUPS, 128 * (GROUPS + 1), LT_FLASH90_BYTES(D, BN, 64 * GROUPS), KV == 1 ? LT_DTYPE_F16 : LT_DTYPE_Q8_0},
+#define FLASH90(name, D, KV, BN, GROUPS, TURNS, STAGES)                                                                \
+    {#name, D, 64 * GROUPS, 128 * (GROUPS + 1), LT_FLASH90_BYTES(D, BN, 64 * GROUPS, STAGES),                          \
+     KV == 1 ? LT_DTYPE_F16 : LT_DTYPE_Q8_0, KV == 1 ? BN : 0},
 #include "backend/cuda/kernels/flash_sm90a.def"
 #undef FLASH90
 };
@@ -11,8 +12,8 @@ static const lt_cuda_flash kernels[] = {
 static const lt_cuda_flash *find(const lt_cuda_device *dev, const lt_op_args *args, const char **why)
 {
     const lt_cuda_props *p = lt__cuda_device_props(dev);
-    *why = "warp groups of sm_90 only";
-    if (p->major != 9 || p->minor != 0 || !lt__cuda_has_family("flash_sm90a"))
+    *why = "warp groups and the copy engine of sm_90 only";
+    if (p->major != 9 || p->minor != 0 || !lt__cuda_has_family("flash_sm90a") || !lt__cuda_has_tensors(dev))
         return NULL;
     return lt__cuda_flash_find(kernels, sizeof kernels / sizeof *kernels, dev, args, why);
 }

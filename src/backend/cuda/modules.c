@@ -1,6 +1,7 @@
 /* Kernels: images loaded by family at first use, functions looked up once, launches. */
 #include "backend/cuda/device.h"
 #include "backend/cuda/images.h"
+#include "backend/cuda/kernels/args.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -272,4 +273,20 @@ lt_status lt__cuda_launch(lt_cuda_device *d, const char *family, const char *ker
     }
     return lt__cuda_fail(d, err, r, "%s: launch of %s failed, grid %u x %u x %u, block %u x %u x %u, %u bytes shared", name,
                          kernel, grid.x, grid.y, grid.z, block.x, block.y, block.z, shared_bytes);
+}
+
+/* --- tensors -------------------------------------------------------------------------- */
+
+bool lt__cuda_has_tensors(const lt_cuda_device *d) { return d->cu.tensor_encode != NULL; }
+
+lt_status lt__cuda_tensor_encode(lt_cuda_device *d, lt_cuda_tensor *out, uint64_t at, const uint64_t n[3], const uint64_t stride[2],
+                                 uint32_t box0, uint32_t box1, const char *name, lt_err *err)
+{
+    unsigned box[3] = {box0, box1, 1}, steps[3] = {1, 1, 1};
+    lt_curesult r = d->cu.tensor_encode(out, LT_CU_TENSOR_HALF, 3, (void *)(uintptr_t)at, n, stride, box, steps, LT_CU_TENSOR_PLAIN,
+                                        LT_CU_TENSOR_SWIZZLE_128, LT_CU_TENSOR_L2_256, LT_CU_TENSOR_ZEROS);
+    if (r == LT_CU_OK)
+        return LT_OK;
+    return lt__cuda_fail(d, err, r, "%s: no tensor map of %llu x %llu x %llu halves at %#llx", name, (unsigned long long)n[2],
+                         (unsigned long long)n[1], (unsigned long long)n[0], (unsigned long long)at);
 }

@@ -50,6 +50,13 @@ LT_NODISCARD lt_status
 lt__cuda_launch(lt_cuda_device *dev, const char *family, const char *kernel, lt_cuda_dim grid, lt_cuda_dim block,
                 uint32_t shared_bytes, CUstream stream, void **params, const lt_op_args *args, lt_err *err);
 
+/* A tensor for the copy engine of sm_90 (kernels/args.h): halves [n2][n1][n0], n0 contiguous, boxes of box0 x box1, swizzled
+ * by 128 bytes. at and strides are multiples of 16. */
+struct lt_cuda_tensor;
+bool lt__cuda_has_tensors(const lt_cuda_device *dev);
+LT_NODISCARD lt_status lt__cuda_tensor_encode(lt_cuda_device *dev, struct lt_cuda_tensor *out, uint64_t at, const uint64_t n[3],
+                                              const uint64_t stride[2], uint32_t box0, uint32_t box1, const char *name, lt_err *err);
+
 /* Whether this build has the image of a family. */
 bool lt__cuda_has_family(const char *family);
 

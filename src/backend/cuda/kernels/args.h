@@ -120,7 +120,7 @@ typedef struct lt_cuda_heads {
 } lt_cuda_heads;
 
 /* Tensors as the copy engine of sm_90 knows them: K and V of a cache as [pages][kv heads x positions][head size]. */
-typedef struct lt_cuda_tensor { uint64_t opaque[16]; } __attribute__((aligned(64))) lt_cuda_tensor;
+typedef struct __attribute__((aligned(64))) lt_cuda_tensor { uint64_t opaque[16]; } lt_cuda_tensor;
 typedef struct lt_cuda_flash_maps { lt_cuda_tensor k, v; } lt_cuda_flash_maps;
 
 #endif

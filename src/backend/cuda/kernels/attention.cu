@@ -361,6 +361,7 @@ template <int H> LT_DEV void attention_f16(const lt_cuda_attention &a)
     extern __shared__ __align__(16) uint8_t tiles[];
     __shared__ __align__(16) float q[H * LT_ATTENTION_DIM], p[H * LT_PAGE];
     __shared__ float sh[H * (2 + THREADS / 32)];
+    lt_begin();
     const int group = a.heads / a.kv.kv_heads, blocks = (group + H - 1) / H, kv_head = (int)blockIdx.x / blocks;
     const int head0 = kv_head * group + (int)blockIdx.x % blocks * H, heads = min(H, (kv_head + 1) * group - head0);
     const int t = (int)blockIdx.y, part = (int)blockIdx.z, dim = a.kv.head_dim, i = (int)threadIdx.x;
