@@ -437,6 +437,28 @@ static void memory_16_copies_hide_behind_compute(void **state)
     unlink(model);
 }
 
+/* A pass brings the streamed weights over the link whole: a long prompt is one pass, not several. */
+static void memory_16_a_long_prompt_streams_the_weights_once(void **state)
+{
+    (void)state;
+    char model[64];
+    make_model(model, WIDE " --ctx 2048");
+    lt_plan_desc d = lt_plan_desc_default();
+    d.expect_prompt = 1500;
+    d.ctx = 2048;
+    lt_plan_info all = must_plan(model, "sim:vram=256M,clock=virtual", &d);
+    assert_int_equal(all.batch, 512); /* nothing streams: more rows at a time would only take room */
+    d.budget_bytes = all.predicted_peak_bytes - all.resident_bytes / 4;
+    lt_plan_info some = must_plan(model, "sim:vram=256M,clock=virtual", &d);
+    assert_true(some.streamed_bytes > 0);
+    assert_true(some.batch >= 750); /* as many as activations have room for */
+    d.batch = 512;
+    lt_plan_info asked = must_plan(model, "sim:vram=256M,clock=virtual", &d);
+    assert_int_equal(asked.batch, 512);
+    assert_true(some.predicted_prefill_tps > asked.predicted_prefill_tps);
+    unlink(model);
+}
+
 static void memory_19_nothing_is_copied_when_all_fits(void **state)
 {
     (void)state;
@@ -569,6 +591,7 @@ int main(void)
         cmocka_unit_test(text_20_quantised_kv_changes_little),
         cmocka_unit_test(memory_07_two_hundred_runs_in_one_process),
         cmocka_unit_test(memory_16_copies_hide_behind_compute),
+        cmocka_unit_test(memory_16_a_long_prompt_streams_the_weights_once),
         cmocka_unit_test(memory_19_nothing_is_copied_when_all_fits),
     };
     return cmocka_run_group_tests(tests, make_models, drop_models);
