@@ -1,4 +1,4 @@
-/* pins.h - page-locked mappings of files, whole or not at all, once per file.
+/* pins.h - page-locked mappings of files, a chunk at a time, as they are first copied from.
  *
  * Locking costs some 20 ms a GiB, so who replaces one residency manager by another over the same
  * store keeps the pins and lends them to each in turn. */
@@ -8,19 +8,32 @@
 #include "lowtide/device.h"
 #include "lowtide/store.h"
 
-typedef struct lt__pin { lt_store *store; uint32_t file; void *ptr; size_t bytes; } lt__pin; /* ptr NULL: refused */
+typedef struct lt__pin {
+    lt_store *store;
+    uint32_t  file;
+    char     *map;
+    uint64_t  bytes, chunk;
+    uint8_t  *locked; /* by chunk */
+    size_t    chunks;
+    bool      whole;  /* the budget holds all of it */
+    bool      refused;
+} lt__pin;
+
 typedef struct lt__pins {
     lt_ctx    *ctx;
     lt_device *dev;
     uint64_t   left; /* that may still be locked */
+    uint64_t   whole_chunk, part_chunk; /* sizes of chunks, multiples of a page */
     lt__pin   *pin;
     size_t     n, cap;
 } lt__pins;
 
 void lt__pins_init(lt__pins *p, lt_ctx *ctx, lt_device *dev, uint64_t most_bytes);
 void lt__pins_deinit(lt__pins *p); /* unlocks; every copy from the mappings has run */
-/* A refusal is logged once for the file and costs speed only. */
-void lt__pins_file(lt__pins *p, lt_store *store, uint32_t file);
+/* Locks what it may of a mapped file from `offset` on, and returns how many of `bytes` one copy may take: what is
+ * locked by one call, or by none. `again`: these bytes are copied again and again; of a file larger than the budget
+ * only such are locked. That, and a refusal, is logged once for the file and costs speed only. */
+uint64_t lt__pins_span(lt__pins *p, lt_store *store, uint32_t file, uint64_t offset, uint64_t bytes, bool again);
 
 /* r locks mappings in *p, which outlives it; before r's first load. Its own pin_bytes then bound the staging ring only. */
 void lt__residency_lend_pins(lt_residency *r, lt__pins *p);

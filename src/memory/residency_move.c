@@ -112,14 +112,16 @@ static lt__window *window_of(lt_residency *r, lt_store *store, lt_err *err)
     return w;
 }
 
-/* Its own pins share one budget with the staging ring. */
-static void pin_mapping(lt_residency *r, const lt_source *s)
+/* How much of a mapped item from `at` on one copy may take; its own pins share one budget with the staging ring. */
+static uint64_t pinned_span(lt_residency *r, const res_item *it, uint64_t at)
 {
+    const lt_source *s = &it->source;
     bool own = r->pins == &r->own_pins;
-    if (own && r->desc.pin_bytes == 0) return;
+    if (own && r->desc.pin_bytes == 0) return it->bytes - at;
     if (own) r->pins->left = r->pin_left;
-    lt__pins_file(r->pins, s->store, s->file);
+    uint64_t n = lt__pins_span(r->pins, s->store, s->file, s->offset + at, it->bytes - at, it->streamed);
     if (own) r->pin_left = r->pins->left;
+    return n;
 }
 
 /* Everything the queue must see before it may write to the copy's bytes. A failed use is over. */
@@ -162,9 +164,12 @@ static bool copy_from_mapping(lt_residency *r, res_copy *c, const res_item *it)
         fail_job(r, c, it->name, st, &err, false);
         return true;
     }
-    pin_mapping(r, s);
-    st = lt_queue_copy_in(r->in, c->addr, src, it->bytes, &err);
+    for (uint64_t at = 0, n; st == LT_OK && at < it->bytes; at += n) {
+        n = pinned_span(r, it, at);
+        st = lt_queue_copy_in(r->in, c->addr + at, (const char *)src + at, n, &err);
+    }
     if (st == LT_OK) st = record_ready(r, c, &err);
+    if (st == LT_E_HOST_OOM) lt__ignore(lt_queue_sync(r->in, NULL)); /* a part may be on its way to memory given back now */
     if (st != LT_OK) fail_job(r, c, it->name, st, &err, st != LT_E_HOST_OOM);
     return true;
 }
