@@ -24,7 +24,7 @@ ARROWS = {
 # Where each public header belongs: an arrow to it is an arrow to that folder.
 PUBLIC = {"base": "base", "device": "backend", "dtype": "base", "pool": "memory", "residency": "memory", "store": "memory",
           "trace": "memory", "modelfile": "format", "tokenizer": "text", "chat": "text", "model": "models", "plan": "plan",
-          "session": "run", "share": "run"}
+          "session": "run", "share": "run", "watch": "run"}
 # What an op and an element are: backends and graphs share these words.
 WORDS_OF_LAUNCH = {"graph/op.h", "graph/ops.def", "graph/block.h", "graph/half.h"}
 MAX_FILE, MAX_FUNCTION = 1200, 100

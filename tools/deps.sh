@@ -3,7 +3,7 @@
 # there; elsewhere, or without root, says what is missing.
 set -eu
 pkgs="gcc g++ libc6-dev make cmake ninja-build pkg-config libcmocka-dev libpcre2-dev libutf8proc-dev libjansson-dev \
-liburing-dev libcurl4-openssl-dev libssl-dev libedit-dev python3 python3-pip python3-numpy ca-certificates"
+liburing-dev libcurl4-openssl-dev libssl-dev libedit-dev libncurses-dev python3 python3-pip python3-numpy ca-certificates"
 [ "${1:-}" = clang ] && pkgs="$pkgs clang libclang-rt-14-dev"
 if ! command -v dpkg-query >/dev/null 2>&1; then
     for tool in cc cmake ninja pkg-config python3; do

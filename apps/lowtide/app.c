@@ -118,12 +118,17 @@ lt_status app_open_tokenizer(app *a)
 
 static uint32_t clamp_u32(uint64_t x) { return x > UINT32_MAX ? UINT32_MAX : (uint32_t)x; }
 
+static const char *file_name(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    return slash && slash[1] ? slash + 1 : path;
+}
+
 static lt_status join_share(app *a)
 {
     const opt_value *v = a->o->v;
     lt_share_desc d = lt_share_desc_default();
-    const char *slash = strrchr(a->o->arg, '/');
-    d.label = slash && slash[1] ? slash + 1 : a->o->arg;
+    d.label = file_name(a->o->arg);
     d.floor_bytes = v[OPT_floor].u;
     if (v[OPT_wait].set)
         d.wait_ns = (uint64_t)(v[OPT_wait].f * 1e9) + 1;
@@ -173,6 +178,8 @@ lt_status app_start(app *a)
     d.reserve_bytes = a->reserve;
     d.give_way = a->reserve > 0;
     d.share = a->share;
+    d.publish = true;
+    d.label = file_name(a->o->arg);
     if (v[OPT_trace].set) {
         lt_status s = lt_trace_create(a->ctx, v[OPT_trace].s, &a->trace, &a->err);
         if (s != LT_OK)
@@ -281,6 +288,7 @@ void app_catch_interrupt(app *a)
     sigaction(SIGTERM, &act, NULL);
 }
 
+void app_wait_interrupt(void) { may_wait = 1; }
 bool app_interrupted(void) { return interrupted; }
 bool app_terminated(void) { return terminated; }
 void app_forget_interrupt(void) { interrupted = 0; }

@@ -64,6 +64,7 @@ lt_status app_file_close(app *a, app_file *f, bool keep);
 /* From here on Ctrl-C and SIGTERM cancel the session of this app, once it has one, so that the command ends
  * with its accounting; a second one ends the process at once. */
 void app_catch_interrupt(app *a);
+void app_wait_interrupt(void); /* the command itself looks at app_interrupted() */
 bool app_interrupted(void);
 bool app_terminated(void); /* by SIGTERM: not only the answer under way ends */
 void app_forget_interrupt(void);

@@ -41,6 +41,8 @@ typedef struct lt_session_desc {
     bool            check_finite; /* after every op; names the layer whose output is not finite */
     bool            give_way;     /* re-plan between passes so that reserve_bytes of the device stay free for others */
     uint64_t        reserve_bytes;
+    bool            publish;      /* be seen by lt_watch_list, under this label: copied; NULL: the model's name */
+    const char     *label;
     lt_share       *share;        /* others who ask are given way too; implies looking, also with no reserve */
     uint64_t        want_bytes;   /* grow to this when others leave; 0: the budget the plan was asked for */
 } lt_session_desc;

@@ -249,6 +249,7 @@ static lt_status change_budget(lt_session *s, uint64_t to, lt_budget_change c, b
     if (st != LT_OK)
         return st;
     c.to = s->plan->info.budget_bytes;
+    s->drawn = NULL; /* a plan's address may be met again */
     c.seconds = (double)(lt__now_ns() - t0) * 1e-9;
     c.why = *refused ? "refused" : c.why;
     note_change(s, c);

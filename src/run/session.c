@@ -187,6 +187,7 @@ lt_status lt_session_create(const lt_model *m, lt_device *dev, const lt_plan *pl
     s->desc = d;
     s->budget_most = plan->info.budget_bytes;
     lt__session_watch(s);
+    lt__session_open_page(s);
     lt_status st = alloc_tables(s, err);
     if (st == LT_OK)
         st = lt__session_open_store(s, plan->direct, err);
@@ -204,6 +205,7 @@ lt_status lt_session_create(const lt_model *m, lt_device *dev, const lt_plan *pl
     lt_residency_stats rs;
     lt__session_residency_stats(s, &rs);
     s->in_after_load = rs.bytes_in;
+    lt__session_publish(s, "idle", true);
     *out = s;
     return LT_OK;
 }
@@ -224,6 +226,7 @@ void lt_session_destroy(lt_session *s)
     lt__free(ctx, s->row_buf, s->row_bytes);
     lt__free(ctx, s->next_rope, s->next_rope_bytes);
     lt__share_publish(s->desc.share, 0, 0, 0);
+    lt__watcher_close(s->watcher);
     lt__session_free_io(s, &s->io);
     lt__free(ctx, s->changes, s->cap_changes * sizeof *s->changes);
     lt__free(ctx, s, sizeof *s);
@@ -348,6 +351,7 @@ static void count_pass(lt_session *s, bool prefill, uint32_t n, uint64_t t0)
     *(prefill ? &s->prefill_floor : &s->decode_floor) += lt__plan_floor_seconds(s->plan, n, s->length);
     s->length += n;
     s->deepest = s->length > s->deepest ? s->length : s->deepest;
+    lt__session_publish(s, prefill ? "prompt" : "decode", false);
     if (!s->first_done) {
         lt_residency_stats rs;
         lt__session_residency_stats(s, &rs);

@@ -10,6 +10,7 @@
 #include "models/arch.h"
 #include "run/giving.h"
 #include "run/share_impl.h"
+#include "run/watch.h"
 
 /* Reads a weight that is kept as f32 whatever the file holds. */
 typedef struct lt__converted { struct lt_session *s; const lt_weight *w; } lt__converted;
@@ -77,6 +78,11 @@ struct lt_session {
     lt_budget_change *changes; size_t n_changes, cap_changes;
     lt_phase         since; /* decode since the last change */
     double           change_seconds;
+
+    lt__watcher     *watcher; /* NULL: not published */
+    lt_watch         page;
+    const lt_plan   *drawn;   /* whose places page.map shows */
+    uint64_t         next_publish_ns;
 };
 
 /* session.c */
@@ -93,5 +99,9 @@ void lt__session_watch(lt_session *s); /* at create: whether and for what */
 /* Before each pass: an engine is there, and the reserve is held as far as it can be. */
 LT_NODISCARD lt_status lt__session_before_pass(lt_session *s, lt_err *err);
 void lt__session_drop_saved(lt_session *s);
+
+/* publish.c: nothing where the session is not published; at most ten times a second unless at_once. */
+void lt__session_open_page(lt_session *s);
+void lt__session_publish(lt_session *s, const char *phase, bool at_once);
 
 #endif
