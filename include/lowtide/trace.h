@@ -14,6 +14,9 @@
  * The file is CSV: a header line `lowtide-trace 1`, a line of column names, then
  * time_ns,thread,queue,action,object,bytes,aux  with action one of alloc free commit
  * decommit add remove lease release load evict stream prefetch stall step plan budget.
+ *
+ * A path that ends in .json makes a timeline instead, an array of events for chrome://tracing or Perfetto: what each queue
+ * ran and when, copies and reads with their bytes, waits, evictions, memory by use, changes of budget. It cannot be replayed.
  */
 #ifndef LT_TRACE_H
 #define LT_TRACE_H

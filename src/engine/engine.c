@@ -6,6 +6,7 @@
 #include "backend/backend.h"
 #include "base/mem.h"
 #include "engine/engine.h"
+#include "memory/timeline.h"
 
 #define NO_SLICE UINT32_MAX
 
@@ -42,6 +43,7 @@ struct lt__engine {
     size_t           head_node; /* first node of the head */
     pass             passes[2]; /* [0]: decode; [1]: the last shape of prefill */
     bool             has_lists;
+    lt__track        track; /* of `queue` */
     float           *check_buf; size_t check_bytes;
 };
 
@@ -372,6 +374,7 @@ lt_status lt__engine_create(lt_ctx *ctx, const lt__engine_desc *desc, lt__engine
     e->plan = p;
     e->graph = &p->graph;
     e->has_lists = lt__device_has_lists(desc->dev);
+    lt__track_init(&e->track, desc->trace, desc->dev);
     lt_status s = lt__fail_oom(err, p->n_slices * sizeof *e->items, "the engine's tables");
     e->items = lt__alloc_array(ctx, p->n_slices, sizeof *e->items);
     e->leases = lt__alloc_array(ctx, p->n_slices, sizeof *e->leases);
@@ -420,6 +423,7 @@ void lt__engine_destroy(lt__engine *e)
     lt_err ignored; /* a queue that failed has been reported already */
     if (e->queue && lt_queue_sync(e->queue, &ignored) != LT_OK)
         lt__log(e->ctx, LT_LOG_DEBUG, "engine", "at destroy: %s", ignored.text);
+    lt__track_deinit(&e->track);
     for (int i = 0; i < 2; i++)
         free_segments(e, &e->passes[i]);
     for (size_t i = 0; e->leased && i < p->n_slices; i++)
@@ -458,25 +462,42 @@ lt_status lt__engine_write(lt__engine *e, lt_tid t, const void *data, uint64_t b
 
 lt_status lt__engine_write_inputs(lt__engine *e, uint64_t offset, const void *data, uint64_t bytes, lt_err *err)
 {
-    return lt_queue_copy_in(e->queue, e->io.addr + offset, data, bytes, err);
+    lt_status s = lt_queue_copy_in(e->queue, e->io.addr + offset, data, bytes, err);
+    if (s == LT_OK)
+        lt__track_mark(&e->track, e->queue, LT__LANE_COMPUTE, "copy in", "inputs", bytes);
+    return s;
 }
 
 lt_status lt__engine_read(lt__engine *e, lt_tid t, void *data, uint64_t bytes, lt_err *err)
 {
-    return lt_queue_copy_out(e->queue, data, e->io.addr + tensor_of(e, t)->offset, bytes, err);
+    lt_status s = lt_queue_copy_out(e->queue, data, e->io.addr + tensor_of(e, t)->offset, bytes, err);
+    if (s == LT_OK)
+        lt__track_mark(&e->track, e->queue, LT__LANE_COMPUTE, "copy out", "outputs", bytes);
+    return s;
 }
 
 lt_status lt__engine_save(lt__engine *e, lt_tid t, uint64_t offset, void *data, uint64_t bytes, lt_err *err)
 {
-    return lt_queue_copy_out(e->queue, data, tensor_addr(e, t, 1, 1) + offset, bytes, err);
+    lt_status s = lt_queue_copy_out(e->queue, data, tensor_addr(e, t, 1, 1) + offset, bytes, err);
+    if (s == LT_OK)
+        lt__track_mark(&e->track, e->queue, LT__LANE_COMPUTE, "copy out", "KV", bytes);
+    return s;
 }
 
 lt_status lt__engine_restore(lt__engine *e, lt_tid t, uint64_t offset, const void *data, uint64_t bytes, lt_err *err)
 {
-    return lt_queue_copy_in(e->queue, tensor_addr(e, t, 1, 1) + offset, data, bytes, err);
+    lt_status s = lt_queue_copy_in(e->queue, tensor_addr(e, t, 1, 1) + offset, data, bytes, err);
+    if (s == LT_OK)
+        lt__track_mark(&e->track, e->queue, LT__LANE_COMPUTE, "copy in", "KV", bytes);
+    return s;
 }
 
-lt_status lt__engine_sync(lt__engine *e, lt_err *err) { return lt_queue_sync(e->queue, err); }
+lt_status lt__engine_sync(lt__engine *e, lt_err *err)
+{
+    lt_status s = lt_queue_sync(e->queue, err);
+    lt__track_read(&e->track);
+    return s;
+}
 
 lt_status lt__engine_expect(lt__engine *e, lt__part parts, lt_err *err)
 {
@@ -528,10 +549,14 @@ static lt_status run_launch(lt__engine *e, launch *l, bool check, lt_err *err)
         lt_lease lease;
         if ((s = lt_residency_lease(e->residency, e->items[l->slice], e->queue, &lease, err)) != LT_OK)
             return s;
+        lt__track_mark(&e->track, e->queue, LT__LANE_COMPUTE, "wait for copy", l->args.name, 0);
         l->args.src[l->weight_src].addr = lease.addr;
         s = lt__queue_launch(e->queue, &l->args, err);
         lt_residency_release(e->residency, lease, e->queue);
     }
+    if (s == LT_OK)
+        lt__track_mark(&e->track, e->queue, LT__LANE_COMPUTE, lt_op_get(l->args.op)->name, l->args.name,
+                       l->slice == NO_SLICE ? 0 : e->plan->slices[l->slice].bytes);
     return s == LT_OK && check ? check_output(e, l, err) : s;
 }
 
@@ -556,6 +581,9 @@ static lt_status run_segments(lt__engine *e, pass *p, size_t first, size_t end, 
         if (e->desc.cancel && atomic_load_explicit(e->desc.cancel, memory_order_relaxed))
             return lt__fail(err, LT_E_CANCELED, "stopped at %s", p->launches[g->first].args.name);
         lt_status s = g->fixed ? lt__list_run(e->queue, &g->list, err) : run_launch(e, &p->launches[g->first], false, err);
+        if (s == LT_OK && g->fixed)
+            lt__track_mark(&e->track, e->queue, LT__LANE_COMPUTE, g->n > 1 ? "list" : lt_op_get(p->launches[g->first].args.op)->name,
+                           p->launches[g->first].args.name, 0);
         if (s != LT_OK)
             return s;
     }

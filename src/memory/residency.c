@@ -19,6 +19,7 @@ static void free_all(lt_residency *r)
 {
     for (size_t i = 0; i < r->windows_len; i++) lt__window_destroy(r->windows[i].w);
     lt__free(r->ctx, r->windows, r->windows_cap * sizeof *r->windows);
+    lt__track_deinit(&r->track);
     if (r->in) lt_queue_destroy(r->in);
     if (r->out) lt_queue_destroy(r->out);
     if (r->staging_made) lt__staging_deinit(&r->staging);
@@ -68,6 +69,7 @@ lt_status lt_residency_create(lt_pool *pool, const lt_residency_desc *desc, lt_r
     r->items_free = r->leases_free = LT__NO_ITEM;
     r->pin_left = lt__pin_budget(r->dev, d.pin_bytes ? d.pin_bytes : d.staging_bytes ? d.staging_bytes : 8u << 20);
     lt__pins_init(&r->own_pins, r->ctx, dev, 0);
+    lt__track_init(&r->track, d.trace, dev);
     r->pins = &r->own_pins;
     lt_device_info info;
     lt_device_get_info(dev, &info);

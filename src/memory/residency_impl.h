@@ -14,6 +14,7 @@
 #include "memory/pins.h"
 #include "memory/ring.h"
 #include "memory/store_window.h"
+#include "memory/timeline.h"
 #include "memory/trace.h"
 
 #define LT__NO_ITEM UINT32_MAX
@@ -93,6 +94,7 @@ typedef struct res_piece {
     res_copy *copy;
     uint64_t  off, bytes;
     int       seg;    /* of the staging ring; -1: straight to the device copy */
+    uint64_t  begun_ns;
     bool      fetched; /* through a window; else a callback's turn */
     lt__window *w;
     lt__fetch fetch;
@@ -143,6 +145,7 @@ struct lt_residency {
     lt__staging staging;
     bool       staging_made;
     uint64_t   pin_left;
+    lt__track  track; /* of `in` */
     lt__pins   own_pins, *pins; /* own_pins, or lent */
     res_window *windows;
     size_t     windows_len, windows_cap;

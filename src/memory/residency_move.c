@@ -168,6 +168,7 @@ static bool copy_from_mapping(lt_residency *r, res_copy *c, const res_item *it)
         n = pinned_span(r, it, at);
         st = lt_queue_copy_in(r->in, c->addr + at, (const char *)src + at, n, &err);
     }
+    if (st == LT_OK) lt__track_mark(&r->track, r->in, LT__LANE_IN, "copy in", it->name, it->bytes);
     if (st == LT_OK) st = record_ready(r, c, &err);
     if (st == LT_E_HOST_OOM) lt__ignore(lt_queue_sync(r->in, NULL)); /* a part may be on its way to memory given back now */
     if (st != LT_OK) fail_job(r, c, it->name, st, &err, st != LT_E_HOST_OOM);
@@ -233,6 +234,7 @@ static bool cut_piece(lt_residency *r, bool wait)
     p->fetch = (lt__fetch){.file = s->file, .offset = s->offset + at, .bytes = bytes, .dst = dst,
                            .spill = seg >= 0 || c->in_ring};
     p->fetched = true;
+    p->begun_ns = lt__trace_is_timeline(r->trace) ? lt__now_ns() : 0;
     lt__window_queue(p->w, &p->fetch);
     lt__window_pump(p->w);
     return true;
@@ -255,6 +257,7 @@ static void copy_piece(lt_residency *r, const res_piece *p, const char *name, co
     }
     if (st == LT_OK) st = lt_queue_copy_in(r->in, c->addr + p->off, src, p->bytes, &err);
     if (st == LT_OK) {
+        lt__track_mark(&r->track, r->in, LT__LANE_IN, "copy in", name, p->bytes);
         st = lt__staging_fly(&r->staging, p->seg, r->in, &err);
         if (st == LT_OK && last) st = record_ready(r, c, &err);
     } else lt__staging_give(&r->staging, p->seg);
@@ -283,6 +286,9 @@ static void finish_piece(lt_residency *r)
             (void)lt__fail(&err, st, "its source failed at byte %" PRIu64, p->off);
     }
     uint64_t disk = st == LT_OK && p->fetched ? p->bytes : 0;
+    if (disk && p->begun_ns)
+        lt__trace_span(r->trace, LT__LANE_DISK, (uint64_t)lt__trace_name(r->trace, "read") << 32 | lt__trace_name(r->trace, it.name),
+                       p->begun_ns, lt__now_ns(), disk);
     if (st != LT_OK) fail_job(r, c, it.name, st, &err, false);
     if (c->status != LT_OK) {
         c->cut = true;

@@ -10,13 +10,14 @@
 #include <unistd.h>
 
 #include "base/host.h"
+#include "memory/trace_json.h"
 
 #define HEADER "lowtide-trace 1\n"
 #define COLUMNS "time_ns,thread,queue,action,object,bytes,aux\n"
 
 /* A chunk is 4096 records of 56 bytes. A disk that cannot keep up with 256 of them loses
  * events; close then says so and leaves no file. */
-enum { CHUNK_EVENTS = 4096, CHUNKS_MAX = 256, LINE_MAX_BYTES = 160 };
+enum { CHUNK_EVENTS = 4096, CHUNKS_MAX = 256, LINE_MAX_BYTES = 160, NAME_BUCKETS = 1 << 17, NAMES_MAX = 1 << 16 };
 
 typedef struct chunk {
     struct chunk *next;
@@ -39,6 +40,11 @@ struct lt_trace {
     pthread_t *threads;
     size_t n_threads, cap_threads;
     lt_err first_err; /* of the writer */
+    bool timeline;
+    lt__trace_json json; /* the writer's */
+    char (*names)[LT__TRACE_NAME]; /* escaped; their number is the index, 0 is no name */
+    uint32_t *buckets; /* of names, NAME_BUCKETS; 0: empty */
+    size_t n_names, cap_names;
 };
 
 const char *lt__trace_action_name(lt__trace_action a)
@@ -69,6 +75,33 @@ static lt_status write_chunk(lt__outfile *out, const chunk *c, lt_err *err)
     return LT_OK;
 }
 
+/* Names come under the lock: their array may move meanwhile. */
+static void copy_names(lt_trace *t, const lt__trace_event *e, char what[LT__TRACE_NAME], char which[LT__TRACE_NAME])
+{
+    what[0] = which[0] = 0;
+    if (e->action != LT__TRACE_SPAN) return;
+    pthread_mutex_lock(&t->lock);
+    uint32_t a = (uint32_t)(e->object >> 32), b = (uint32_t)e->object;
+    if (a < t->n_names) memcpy(what, t->names[a], LT__TRACE_NAME);
+    if (b < t->n_names) memcpy(which, t->names[b], LT__TRACE_NAME);
+    pthread_mutex_unlock(&t->lock);
+}
+
+static lt_status write_json(lt_trace *t, const chunk *c, lt_err *err)
+{
+    char buf[32 * LT__TRACE_JSON_MOST], what[LT__TRACE_NAME], which[LT__TRACE_NAME];
+    size_t n = 0;
+    for (uint32_t i = 0; i < c->n; i++) {
+        copy_names(t, &c->events[i], what, which);
+        n += lt__trace_json_event(&t->json, &c->events[i], what, which, buf + n, sizeof buf - n);
+        if (n == 0 || (n <= sizeof buf - LT__TRACE_JSON_MOST && i + 1 < c->n)) continue;
+        lt_status st = lt__outfile_write(t->out, buf, n, err);
+        if (st != LT_OK) return st;
+        n = 0;
+    }
+    return LT_OK;
+}
+
 static void *run_writer(void *arg)
 {
     lt_trace *t = arg;
@@ -82,7 +115,7 @@ static void *run_writer(void *arg)
         bool failed = t->first_err.status != LT_OK;
         pthread_mutex_unlock(&t->lock);
         lt_err err = {0};
-        if (!failed) (void)!write_chunk(t->out, c, &err);
+        if (!failed) (void)!(t->timeline ? write_json(t, c, &err) : write_chunk(t->out, c, &err));
         pthread_mutex_lock(&t->lock);
         if (err.status != LT_OK) t->first_err = err;
         c->n = 0;
@@ -108,6 +141,8 @@ static void free_trace(lt_trace *t)
     free_chunks(ctx, t->filling);
     free_chunks(ctx, t->full);
     free_chunks(ctx, t->idle);
+    lt__free(ctx, t->names, t->cap_names * sizeof *t->names);
+    lt__free(ctx, t->buckets, t->timeline ? NAME_BUCKETS * sizeof *t->buckets : 0);
     lt__free(ctx, t->queues, t->cap_queues * sizeof *t->queues);
     lt__free(ctx, t->threads, t->cap_threads * sizeof *t->threads);
     pthread_cond_destroy(&t->wake);
@@ -131,9 +166,23 @@ lt_status lt_trace_create(lt_ctx *ctx, const char *path, lt_trace **out, lt_err 
         goto fail;
     }
     t->n_chunks = 1;
+    size_t len = strlen(path);
+    if (len > 5 && strcmp(path + len - 5, ".json") == 0) {
+        t->buckets = lt__zalloc(ctx, NAME_BUCKETS * sizeof *t->buckets);
+        if (!t->buckets || lt__grow(ctx, (void **)&t->names, &t->cap_names, 1, sizeof *t->names, err) != LT_OK) {
+            lt__free(ctx, t->buckets, NAME_BUCKETS * sizeof *t->buckets);
+            t->buckets = NULL;
+            st = lt__fail_oom(err, NAME_BUCKETS * sizeof *t->buckets, "a timeline's names");
+            goto fail;
+        }
+        t->n_names = 1;
+        t->timeline = true;
+    }
     st = lt__outfile_open(ctx, path, &t->out, err);
     if (st != LT_OK) goto fail;
-    st = lt__outfile_write(t->out, HEADER COLUMNS, sizeof HEADER COLUMNS - 1, err);
+    char head[4096];
+    st = t->timeline ? lt__outfile_write(t->out, head, lt__trace_json_head(head, sizeof head), err)
+                     : lt__outfile_write(t->out, HEADER COLUMNS, sizeof HEADER COLUMNS - 1, err);
     if (st != LT_OK) goto fail_file;
     int e = pthread_create(&t->writer, NULL, run_writer, t);
     if (e) {
@@ -187,6 +236,7 @@ lt_status lt_trace_close(lt_trace *t, lt_err *err)
                       "trace: %llu events were lost for want of buffers, so the file is not kept",
                       (unsigned long long)t->lost);
     }
+    if (st == LT_OK && t->timeline) st = lt__outfile_write(t->out, "\n]\n", 3, err);
     if (st == LT_OK)
         st = lt__outfile_commit(t->out, err);
     else
@@ -229,10 +279,60 @@ static uint32_t number_thread(lt_trace *t)
     return i < t->n_threads ? (uint32_t)i + 1 : UINT32_MAX;
 }
 
+bool lt__trace_is_timeline(const lt_trace *t) { return t && t->timeline; }
+lt_ctx *lt__trace_ctx(const lt_trace *t) { return t->ctx; }
+
+/* What JSON takes in a string; the rest becomes '?', and what is too long is cut. */
+static void escape(const char *name, char out[LT__TRACE_NAME])
+{
+    size_t n = 0;
+    for (; *name && n + 3 < LT__TRACE_NAME; name++) {
+        unsigned char c = (unsigned char)*name;
+        if (c == '"' || c == '\\') out[n++] = '\\';
+        out[n++] = c < 32 || c > 126 ? '?' : (char)c;
+    }
+    out[n] = 0;
+}
+
+uint32_t lt__trace_name(lt_trace *t, const char *name)
+{
+    char text[LT__TRACE_NAME];
+    uint64_t h = UINT64_C(14695981039346656037);
+    if (!name || !t->timeline) return 0;
+    escape(name, text);
+    for (const char *c = text; *c; c++) h = (h ^ (unsigned char)*c) * UINT64_C(1099511628211);
+    pthread_mutex_lock(&t->lock);
+    size_t at = (h ^ h >> 32) % NAME_BUCKETS;
+    while (t->buckets[at] && strcmp(t->names[t->buckets[at]], text) != 0) at = (at + 1) % NAME_BUCKETS;
+    uint32_t number = t->buckets[at];
+    if (!number && t->n_names < NAMES_MAX &&
+        lt__grow(t->ctx, (void **)&t->names, &t->cap_names, t->n_names + 1, sizeof *t->names, NULL) == LT_OK) {
+        number = t->buckets[at] = (uint32_t)t->n_names;
+        memcpy(t->names[t->n_names++], text, sizeof text);
+    }
+    pthread_mutex_unlock(&t->lock);
+    return number;
+}
+
+static void write_at(lt_trace *t, uint64_t at, uint32_t queue, lt__trace_action action, uint64_t object, uint64_t bytes, uint64_t aux);
+
+void lt__trace_span(lt_trace *t, lt__trace_lane lane, uint64_t object, uint64_t begin_ns, uint64_t end_ns, uint64_t bytes)
+{
+    if (lt__trace_is_timeline(t)) write_at(t, begin_ns, lane, LT__TRACE_SPAN, object, bytes, end_ns - begin_ns);
+}
+
 void lt__trace_write(lt_trace *t, uint32_t queue, lt__trace_action action, uint64_t object, uint64_t bytes,
                      uint64_t aux)
 {
+    write_at(t, 0, queue, action, object, bytes, aux);
+}
+
+/* at 0: now, as the lock is held: times of a thread never go back. */
+static void write_at(lt_trace *t, uint64_t at, uint32_t queue, lt__trace_action action, uint64_t object, uint64_t bytes,
+                     uint64_t aux)
+{
     pthread_mutex_lock(&t->lock);
+    at = at ? at : lt__now_ns();
     chunk *c = t->filling;
     if (!c) {
         c = t->idle;
@@ -248,7 +348,7 @@ void lt__trace_write(lt_trace *t, uint32_t queue, lt__trace_action action, uint6
         c->next = NULL;
         t->filling = c;
     }
-    c->events[c->n++] = (lt__trace_event){.time_ns = lt__now_ns() - t->start_ns,
+    c->events[c->n++] = (lt__trace_event){.time_ns = at > t->start_ns ? at - t->start_ns : 0,
                                           .thread = number_thread(t),
                                           .queue = queue,
                                           .action = action,

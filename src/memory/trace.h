@@ -16,6 +16,7 @@
  *   stall               object: the item waited for, bytes: 0, aux: nanoseconds the host waited
  *   step                object: step number; bytes, aux: free
  *   budget              object: length of the sequence; bytes: the budget from here on; aux: the one before
+ *   span                timelines only; queue: the lane; object: two names; aux: nanoseconds from time_ns on
  *   plan                object: position in the plan's order; bytes: number of entries; aux: the item's index
  */
 #ifndef LT_MEMORY_TRACE_H
@@ -28,13 +29,33 @@
     X(ALLOC, "alloc") X(FREE, "free") X(COMMIT, "commit") X(DECOMMIT, "decommit") \
     X(ADD, "add") X(REMOVE, "remove") X(LEASE, "lease") X(RELEASE, "release") X(LOAD, "load") \
     X(EVICT, "evict") X(STREAM, "stream") X(PREFETCH, "prefetch") X(STALL, "stall") \
-    X(STEP, "step") X(PLAN, "plan") X(BUDGET, "budget")
+    X(STEP, "step") X(PLAN, "plan") X(BUDGET, "budget") X(SPAN, "span")
 typedef enum lt__trace_action {
 #define LT_X(name, text) LT__TRACE_##name,
     LT__TRACE_LIST(LT_X)
 #undef LT_X
     LT__TRACE_COUNT
 } lt__trace_action;
+
+/* A trace whose file ends in .json is a timeline: queues, copies, waits, memory by use, as chrome://tracing and Perfetto
+ * read them. It cannot be replayed. Rows of it: */
+#define LT__LANE_LIST(X) \
+    X(COMPUTE, "compute queue") X(IN, "copies in") X(OUT, "copies out") X(DISK, "disk") X(WAIT, "host waits for copies") \
+    X(EVICT, "evictions")
+typedef enum lt__trace_lane {
+#define LT_X(name, text) LT__LANE_##name,
+    LT__LANE_LIST(LT_X)
+#undef LT_X
+    LT__LANE_COUNT
+} lt__trace_lane;
+#define LT__TRACE_NAME 96
+
+bool lt__trace_is_timeline(const lt_trace *t); /* false for NULL */
+lt_ctx *lt__trace_ctx(const lt_trace *t);
+/* A number for a name, the same for the same one; 0 where there is no room for another. */
+uint32_t lt__trace_name(lt_trace *t, const char *name);
+/* Times of lt__now_ns. object: two numbers of names, what << 32 | of which. */
+void lt__trace_span(lt_trace *t, lt__trace_lane lane, uint64_t object, uint64_t begin_ns, uint64_t end_ns, uint64_t bytes);
 
 const char *lt__trace_action_name(lt__trace_action a);
 
