@@ -174,6 +174,58 @@ static void many_tokens_are_bit_equal(void **state)
     }
 }
 
+/* Rows around the sizes that a card gives to a block of threads, tokens around its tiles, columns that end inside a group
+ * of 256 or a segment of several, rows that begin at odd addresses. */
+static void rows_about_a_block_are_bit_equal(void **state)
+{
+    (void)state;
+    static const int64_t rows[] = {31, 32, 33, 63, 64, 65, 130}, wide[] = {224, 288, 544, 1056, 2016, 2080, 4352, 5152}, many[] = {512, 1280, 2304, 4352};
+    for (int t = 0; t < LT_DTYPE_COUNT; t++) {
+        if (!is_weight((lt_dtype)t))
+            continue;
+        bool super = lt_dtype_get((lt_dtype)t)->block_elems == 256;
+        for (int64_t k = 0; k < 8; k++) {
+            int64_t cols = super ? many[k % 4] : wide[k];
+            check_product((lt_dtype)t, rows[(k + t) % 7], cols, 1 + k, k % 3 ? DATA_NORMAL : DATA_WILD);
+            check_product((lt_dtype)t, rows[(k + t + 3) % 7], cols, 1, DATA_NORMAL);
+        }
+    }
+}
+
+/* The same weight, eight bytes further on than the start of an allocation. */
+static void weights_at_odd_addresses_are_bit_equal(void **state)
+{
+    (void)state;
+    for (int t = 0; t < LT_DTYPE_COUNT; t++) {
+        for (int64_t tokens = 1; is_weight((lt_dtype)t) && tokens <= 8; tokens += 7) {
+            product p;
+            product_init(&p, (lt_dtype)t, 37, 1280, tokens, DATA_NORMAL);
+            rig_run(&g_rig.device[0], &p.c, p.y);
+            uint8_t *moved = calloc(1, p.c.src_bytes[1] + 8);
+            memcpy(moved + 8, p.w, p.c.src_bytes[1]);
+            p.c.src[1] = moved, p.c.src_bytes[1] += 8, p.c.args.src[1].addr = 8;
+            for (int d = 0; d < g_rig.n; d++) {
+                float *got = malloc(p.c.dst_bytes);
+                rig_run(&g_rig.device[d], &p.c, got);
+                rig_same(product_name(&p, DATA_NORMAL), g_rig.device[d].spec, &p.c.args.dst, p.y, got, p.c.dst_bytes);
+                free(got);
+            }
+            free(moved);
+            product_free(&p);
+        }
+    }
+}
+
+/* Activations that do not fit the fast memory of a block of threads: fewer tokens at a time, then none. */
+static void very_long_rows_are_bit_equal(void **state)
+{
+    (void)state;
+    static const int64_t columns_long[] = {24576, 65536, 262144};
+    for (int t = 0; t < LT_DTYPE_COUNT; t++)
+        for (int k = 0; is_weight((lt_dtype)t) && k < 3; k++)
+            check_product((lt_dtype)t, 3, columns_long[k], k == 0 ? 8 : k == 1 ? 4 : 2, DATA_NORMAL);
+}
+
 /* A weight cut into rows, each slice writing its columns of a wider matrix. */
 static void slices_equal_the_whole(void **state)
 {
@@ -458,6 +510,8 @@ int main(void)
         cmocka_unit_test(large_shapes_are_bit_equal),      cmocka_unit_test(slices_equal_the_whole),
         cmocka_unit_test(a_batch_equals_each_token_alone), cmocka_unit_test(many_tokens_are_bit_equal),
         cmocka_unit_test(prompts_hold_their_bounds),       cmocka_unit_test(prompts_carry_what_is_not_finite),
+        cmocka_unit_test(rows_about_a_block_are_bit_equal), cmocka_unit_test(weights_at_odd_addresses_are_bit_equal),
+        cmocka_unit_test(very_long_rows_are_bit_equal),
     };
     return cmocka_run_group_tests(tests, rig_setup, rig_teardown);
 }
