@@ -3,60 +3,137 @@
 
 #include "backend/cuda/launch.h"
 
-#define WARPS 4 /* as in kernels/linear.cu */
 #define GROUP_TOKENS 8
+#define PLAIN_WARPS 4 /* as in kernels/linear.cu */
+
+typedef struct team { lt_dtype dtype; bool whole; int tokens, rows, threads, shared; } team;
+static const team teams[] = {
+#define TEAM(name, bytes, whole, tokens, rows, own, seg, stages)                                       \
+    {LT_DTYPE_##name, whole, tokens, rows, (rows)*8 / (own),                                           \
+     (tokens) * (rows)*32 + LT_CUDA_TEAM_RING(rows, (bytes) * (seg), whole, stages)},
+    LT_CUDA_TEAMS(TEAM)
+#undef TEAM
+};
+typedef struct wide { int tokens, rows, warps; } wide;
+static const wide wides[] = {
+#define WIDE(tokens, rows, batch, warps) {tokens, rows, warps},
+    LT_CUDA_WIDES(WIDE)
+#undef WIDE
+};
+
+/* How a launch goes: a kernel by its suffix, for `tokens` tokens and `rows` rows a unit. */
+typedef struct way {
+    bool     plain;
+    int      tokens, rows;
+    uint32_t threads, units_of_block, shared, blocks_of_sm /* 0: a block for each unit */;
+} way;
 
 static bool is_quant(const lt_view *w) { return lt_dtype_get(w->dtype)->kind == LT_DTYPE_KIND_QUANT; }
 
-static bool aligned16(const lt_op_args *a)
+static bool aligned(const lt_op_args *a, bool x_too)
 {
-    uint64_t bits = a->src[0].addr | a->src[1].addr | (uint64_t)a->src[0].stride[0] | (uint64_t)a->src[1].stride[0];
-    return (bits & 15) == 0 && a->src[1].dim[1] % 8 == 0;
+    uint64_t bits = a->src[1].addr | (uint64_t)a->src[1].stride[0];
+    if (x_too)
+        bits |= a->src[0].addr | (uint64_t)a->src[0].stride[0];
+    return (bits & 15) == 0;
 }
 
-/* Smallest of 1, 2, 4, 8 that holds the tokens, or 8. */
-static int tile_of(int64_t tokens, bool wide)
+static bool fits_team(const team *m, const lt_cuda_props *p, const lt_op_args *const *args, uint32_t n, way *out)
 {
-    if (!wide)
-        return tokens == 1 ? 1 : 4;
-    return tokens > 4 ? 8 : tokens > 2 ? 4 : (int)tokens;
+    int64_t shared = m->shared + m->tokens * LT_CUDA_TEAM_X(args[0]->src[1].dim[1]);
+    if (shared > p->shared_optin_bytes)
+        return false;
+    for (uint32_t i = 0; i < n; i++)
+        if (m->whole && !aligned(args[i], false))
+            return false;
+    uint32_t blocks = (p->shared_optin_bytes + 1024) / ((uint32_t)shared + 1024); /* the driver takes 1 KiB of each */
+    *out = (way){.tokens = m->tokens, .rows = m->rows, .threads = (uint32_t)m->threads, .units_of_block = 1,
+                 .shared = (uint32_t)shared, .blocks_of_sm = m->tokens == 1 ? 0 : blocks};
+    return true;
+}
+
+static bool fits_wide(const wide *m, const lt_cuda_props *p, const lt_op_args *const *args, uint32_t n, way *out)
+{
+    int64_t shared = m->tokens * LT_CUDA_WIDE_X(args[0]->src[1].dim[1]);
+    if (shared > p->shared_optin_bytes || args[0]->src[1].dim[1] % 8)
+        return false;
+    for (uint32_t i = 0; i < n; i++)
+        if (!aligned(args[i], true))
+            return false;
+    uint32_t blocks = (p->shared_optin_bytes + 1024) / ((uint32_t)shared + 1024);
+    /* Registers hold eight warps twice at two tokens, once and a half at four, once at eight. */
+    bool half = m->tokens == 4 && blocks > 1;
+    uint32_t warps = half ? (uint32_t)m->warps / 2 : (uint32_t)m->warps, most = m->tokens == 2 ? 2 : half ? 3 : 1;
+    *out = (way){.tokens = m->tokens, .rows = m->rows, .threads = 32 * warps, .units_of_block = warps,
+                 .shared = (uint32_t)shared, .blocks_of_sm = m->tokens == 1 ? 0 : blocks < most ? blocks : most};
+    return true;
+}
+
+/* The kernel of the smallest tile that holds the tokens; smaller tiles where shared memory does not hold that many. */
+static way choose(const lt_cuda_device *dev, const lt_op_args *const *args, uint32_t n)
+{
+    const lt_cuda_props *p = lt__cuda_device_props(dev);
+    const lt_view *w = &args[0]->src[1];
+    int64_t tokens = args[0]->src[0].dim[0];
+    way out;
+    for (int tile = tokens > 4 ? 8 : tokens > 2 ? 4 : (int)tokens; tile >= 1; tile /= 2) {
+        for (size_t i = 0; is_quant(w) && i < sizeof teams / sizeof *teams; i++)
+            if (teams[i].dtype == w->dtype && teams[i].tokens == tile && fits_team(&teams[i], p, args, n, &out))
+                return out;
+        for (size_t i = 0; !is_quant(w) && i < sizeof wides / sizeof *wides; i++)
+            if (wides[i].tokens == tile && fits_wide(&wides[i], p, args, n, &out))
+                return out;
+    }
+    int rows = is_quant(w) ? 4 * PLAIN_WARPS : PLAIN_WARPS; /* eight lanes a row, or a warp */
+    return (way){.plain = true, .tokens = 1, .rows = rows, .threads = 32 * PLAIN_WARPS, .units_of_block = 1};
 }
 
 static lt_status launch_parts(lt_cuda_device *dev, CUstream stream, const lt_op_args *const *args, uint32_t n, lt_err *err)
 {
     const lt_view *x = &args[0]->src[0], *w = &args[0]->src[1];
-    const lt_dtype_traits *t = lt_dtype_get(w->dtype);
-    bool quant = is_quant(w), wide = true;
-    for (uint32_t i = 0; i < n; i++)
-        wide = wide && (quant || aligned16(args[i]));
-    int tile = tile_of(x->dim[0], wide);
-    int64_t per_block = quant ? 4 * WARPS : WARPS; /* four groups of lanes a warp, or one row */
-    lt_cuda_linear a = {.x = x->addr, .x_stride = x->stride[0], .cols = (int32_t)w->dim[1], .tokens = (int32_t)x->dim[0],
-                        .tiles = (int32_t)((x->dim[0] + tile - 1) / tile), .parts = (int32_t)n};
-    uint32_t groups = 0;
+    way how = choose(dev, args, n);
+    lt_cuda_linear a = {.x = x->addr, .x_stride = x->stride[0], .cols = (int32_t)w->dim[1], .tokens = (int32_t)x->dim[0], .parts = (int32_t)n};
     for (uint32_t i = 0; i < n; i++) {
         const lt_view *v = &args[i]->src[1], *y = &args[i]->dst;
+        int32_t step = how.plain ? how.rows : 1; /* the plain kernels count rows */
         a.part[i] = (lt_cuda_linear_part){.w = v->addr, .y = y->addr, .w_stride = v->stride[0], .y_stride = y->stride[0],
-                                          .rows = (int32_t)v->dim[0], .first = (int32_t)groups};
-        groups += lt__cuda_blocks(v->dim[0], per_block);
+                                          .rows = (int32_t)v->dim[0], .first = a.units * step};
+        a.units += (int32_t)lt__cuda_blocks(v->dim[0], how.rows);
     }
     char name[48];
-    snprintf(name, sizeof name, "linear_%s_%s%d", t->name, wide ? "" : "any_", tile);
-    lt_cuda_dim grid = {(uint32_t)a.tiles * groups, 1, 1}, block = {32 * WARPS, 1, 1};
-    return lt__cuda_launch(dev, "linear", name, grid, block, 0, stream, (void *[]){&a}, args[0], err);
+    if (how.plain)
+        snprintf(name, sizeof name, "linear_%s_plain", lt_dtype_get(w->dtype)->name);
+    else
+        snprintf(name, sizeof name, "linear_%s_%d", lt_dtype_get(w->dtype)->name, how.tokens);
+    uint32_t blocks = lt__cuda_blocks(a.units, how.units_of_block), most = how.blocks_of_sm * (uint32_t)lt__cuda_device_props(dev)->sm_count;
+    lt_cuda_dim grid = {most && most < blocks ? most : blocks, lt__cuda_blocks(x->dim[0], how.tokens), 1}, block = {how.threads, 1, 1};
+    return lt__cuda_launch(dev, "linear", name, grid, block, how.shared, stream, (void *[]){&a}, args[0], err);
 }
 
+/* The grid's y holds 65535 tiles. */
 static lt_status launch_linear(lt_cuda_device *dev, CUstream stream, const lt_op_args *args, lt_err *err)
 {
-    return args->src[0].dim[0] ? launch_parts(dev, stream, &args, 1, err) : LT_OK;
+    const int64_t at_once = 32768;
+    for (int64_t done = 0; done < args->src[0].dim[0]; done += at_once) {
+        lt_op_args part = *args;
+        const lt_op_args *list = &part;
+        int64_t left = args->src[0].dim[0] - done;
+        part.src[0].addr += (uint64_t)(done * args->src[0].stride[0]);
+        part.dst.addr += (uint64_t)(done * args->dst.stride[0]);
+        part.src[0].dim[0] = part.dst.dim[0] = left < at_once ? left : at_once;
+        lt_status s = launch_parts(dev, stream, &list, 1, err);
+        if (s != LT_OK)
+            return s;
+    }
+    return LT_OK;
 }
 
+/* Blocks of rows are a grid's x; the plain kernels count rows in an int. */
 static bool accepts_linear(const lt_cuda_device *dev, const lt_op_args *a, const char **why)
 {
     (void)dev;
-    *why = "a product of over two billion blocks, rows or columns";
-    int64_t blocks = (a->src[1].dim[0] + 3) / 4;
-    return a->src[1].dim[0] < INT32_MAX && a->src[1].dim[1] < INT32_MAX && (a->src[0].dim[0] == 0 || blocks < INT32_MAX / a->src[0].dim[0]);
+    *why = "a product of over two billion rows or columns";
+    return a->src[1].dim[0] < INT32_MAX - 64 && a->src[1].dim[1] < INT32_MAX - 256;
 }
 
 bool lt__cuda_linear_group_ok(const lt_cuda_device *dev, const lt_op_args *const *args, uint32_t n)

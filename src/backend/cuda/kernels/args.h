@@ -23,9 +23,37 @@ typedef struct lt_cuda_linear_part {
 typedef struct lt_cuda_linear {
     uint64_t            x;
     int64_t             x_stride;
-    int32_t             cols, tokens, tiles /* of tokens; neighbours in the grid */, parts;
+    int32_t             cols, tokens, parts, units /* of rows */;
     lt_cuda_linear_part part[LT_CUDA_LINEAR_PARTS];
 } lt_cuda_linear;
+
+/* X(dtype, bytes of 256 columns, whether its rows are staged only where they begin at multiples of 16 bytes) */
+#define LT_CUDA_QUANTS(X)                                                                                                      \
+    X(Q4_0, 144, 0) X(Q4_1, 160, 0) X(Q5_0, 176, 0) X(Q5_1, 192, 0) X(Q8_0, 272, 0) X(Q2_K, 84, 0) X(Q3_K, 110, 0)             \
+    X(Q4_K, 144, 1) X(Q5_K, 176, 1) X(Q6_K, 210, 0) X(IQ4_NL, 144, 0) X(IQ4_XS, 136, 0) X(MXFP4, 136, 0)
+
+/* Kernels of team.cuh. X(dtype, bytes, whole, tokens, rows of a block, accumulators of a thread, groups of 256 columns a
+ * segment, segments in the ring); chosen by measuring on an H200. */
+#define LT_CUDA_TEAM_SET(X, dtype, bytes, whole, rows, seg)                                             \
+    X(dtype, bytes, whole, 1, rows, 1, seg, 3) X(dtype, bytes, whole, 2, 32, 1, seg, 3)                 \
+    X(dtype, bytes, whole, 4, 16, 1, 2, 3) X(dtype, bytes, whole, 8, 16, 1, 2, 3)
+#define LT_CUDA_TEAMS(X)                                                                                \
+    LT_CUDA_TEAM_SET(X, Q4_0, 144, 0, 8, 4) LT_CUDA_TEAM_SET(X, Q4_1, 160, 0, 16, 4)                    \
+    LT_CUDA_TEAM_SET(X, Q5_0, 176, 0, 8, 2) LT_CUDA_TEAM_SET(X, Q5_1, 192, 0, 16, 2)                    \
+    LT_CUDA_TEAM_SET(X, Q8_0, 272, 0, 16, 4) LT_CUDA_TEAM_SET(X, Q2_K, 84, 0, 8, 4)                     \
+    LT_CUDA_TEAM_SET(X, Q3_K, 110, 0, 8, 4) LT_CUDA_TEAM_SET(X, Q4_K, 144, 1, 16, 4)                    \
+    LT_CUDA_TEAM_SET(X, Q5_K, 176, 1, 16, 2) LT_CUDA_TEAM_SET(X, Q6_K, 210, 0, 8, 2)                    \
+    LT_CUDA_TEAM_SET(X, IQ4_NL, 144, 0, 16, 4) LT_CUDA_TEAM_SET(X, IQ4_XS, 136, 0, 16, 4)               \
+    LT_CUDA_TEAM_SET(X, MXFP4, 136, 0, 16, 4)
+
+/* Kernels of wide.cuh. X(tokens, rows of a warp, steps of 256 columns ahead, warps of a block at most) */
+#define LT_CUDA_WIDES(X) X(1, 1, 4, 8) X(2, 2, 2, 8) X(4, 2, 2, 8) X(8, 2, 2, 8)
+
+/* Their shared memory; bytes: of a segment of a row. */
+#define LT_CUDA_TEAM_CHUNKS(bytes, whole) ((whole) ? (bytes) / 16 : (bytes) % 16 == 0 ? (bytes) / 16 + 1 : ((bytes) + 30) / 16)
+#define LT_CUDA_TEAM_RING(rows, bytes, whole, stages) ((stages) * (rows) * ((LT_CUDA_TEAM_CHUNKS(bytes, whole) | 1) * 16) + 16)
+#define LT_CUDA_TEAM_X(cols) (((cols) + 255) / 256 * 320)
+#define LT_CUDA_WIDE_X(cols) (((cols) + 255) / 256 * 1024)
 
 /* Rows of a weight, or of Q8A activations, as stages of the int8 product: kernels/gemm_int8.cu. */
 #define LT_GEMM_ROWS 64 /* of a weight's tile */

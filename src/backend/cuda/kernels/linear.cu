@@ -1,10 +1,10 @@
 /* linear.cu - rows of activations times a weight, one to eight tokens a pass over it.
  *
- * Quantised: eight lanes a row, lane c owns accumulator c and walks blocks c, c + 8, ... Float: a warp a
- * row, lane l owns accumulators 8l .. 8l + 7 of 256. Both are the orders of docs/arithmetic.md, so a CPU
- * that computes the same row gets the same bits. Blocks of one row range and different tokens are
- * neighbours in the grid: the weight comes from memory once and from L2 after. */
-#include "weights.cuh"
+ * Quantised rows by blocks of threads that stage them in shared memory (team.cuh), float rows by warps that load ahead
+ * into registers (wide.cuh). The plain kernels here take what those do not: rows off their alignment, activations that
+ * do not fit shared memory. All sum in the orders of docs/arithmetic.md, so a CPU gets the same bits. */
+#include "team.cuh"
+#include "wide.cuh"
 
 #define WARPS 4
 
@@ -43,155 +43,69 @@ template <int dt> LT_DEV float add_block(const lt_group &g, const lt_block_x &x,
     return acc;
 }
 
-/* Where a block stands: a weight, its rows from `group * per_group` on, tokens from t0 on. */
-typedef struct lt_place { const lt_cuda_linear_part *part; int row, t0; } lt_place;
-
-LT_DEV lt_place place_of(const lt_cuda_linear &a, int per_group, int tokens)
-{
-    const int group = (int)blockIdx.x / a.tiles;
-    int p = 0;
-#pragma unroll
-    for (int i = 1; i < LT_CUDA_LINEAR_PARTS; i++)
-        p += i < a.parts && group >= a.part[i].first;
-    const lt_place at = {&a.part[p], (group - a.part[p].first) * per_group, (int)blockIdx.x % a.tiles * tokens};
-    return at;
-}
-
-/* The last tile of tokens may be short: it computes its last token again and stores it once. */
-LT_DEV int64_t token_at(const lt_cuda_linear &a, int t) { return (t < a.tokens ? t : a.tokens - 1) * a.x_stride; }
-
-template <int dt, int tokens> LT_DEV void linear_quant(const lt_cuda_linear &a)
+/* Eight lanes a row, lane c owns accumulator c and walks blocks c, c + 8, ...; one token. */
+template <int dt> LT_DEV void plain_quant(const lt_cuda_linear &a)
 {
     lt_begin();
-    const lt_place at = place_of(a, 4 * WARPS, tokens);
-    const int lane = (int)threadIdx.x % 32, r = at.row + (int)threadIdx.x / 8, blocks = a.cols / 32;
-    const uint8_t *w = lt_at<const uint8_t>(at.part->w, (r < at.part->rows ? r : at.part->rows - 1) * at.part->w_stride);
-    float acc[tokens] = {0};
+    const int lane = (int)threadIdx.x % 32, unit = (int)blockIdx.x * 4 * WARPS, t = (int)blockIdx.y, blocks = a.cols / 32;
+    const lt_cuda_linear_part *p = lt_part_of(a, unit);
+    const int r = unit - p->first + (int)threadIdx.x / 8;
+    const uint8_t *w = lt_at<const uint8_t>(p->w, (r < p->rows ? r : p->rows - 1) * p->w_stride);
+    float acc = 0;
 #pragma unroll 2
     for (int b = lane % 8; b < blocks; b += 8) {
         lt_group g;
+        lt_block_x v;
         lt_weight<dt>::group(w, b, g);
-#pragma unroll
-        for (int t = 0; t < tokens; t++) {
-            lt_block_x v;
-            load_x(lt_at<const uint8_t>(a.x, token_at(a, at.t0 + t)), a.cols, b, v);
-            acc[t] = add_block<dt>(g, v, acc[t]);
-        }
+        load_x(lt_at<const uint8_t>(a.x, t * a.x_stride), a.cols, b, v);
+        acc = add_block<dt>(g, v, acc);
     }
-#pragma unroll
-    for (int t = 0; t < tokens; t++) { /* lanes stay together for the tree */
-        const float y = lt_tree<8>(acc[t]);
-        if (lane % 8 == 0 && r < at.part->rows && at.t0 + t < a.tokens)
-            *lt_at<float>(at.part->y, (at.t0 + t) * at.part->y_stride + 4 * (int64_t)r) = y;
-    }
+    const float y = lt_tree<8>(acc);
+    if (lane % 8 == 0 && r < p->rows)
+        *lt_at<float>(p->y, t * p->y_stride + 4 * (int64_t)r) = y;
 }
 
-/* Eight consecutive weights of a float dtype; `n` of them exist. */
-template <typename T> struct lt_floats;
-template <> struct lt_floats<float> {
-    static LT_DEV void load(const uint8_t *p, int n, float (&v)[8])
-    {
-#pragma unroll
-        for (int i = 0; i < 8; i++)
-            v[i] = i < n ? __ldg((const float *)p + i) : 0.0f;
-    }
-    static LT_DEV void wide(const uint8_t *p, float (&v)[8])
-    {
-        const float4 x = __ldg((const float4 *)p), y = __ldg((const float4 *)p + 1);
-        v[0] = x.x, v[1] = x.y, v[2] = x.z, v[3] = x.w, v[4] = y.x, v[5] = y.y, v[6] = y.z, v[7] = y.w;
-    }
-};
-template <bool brain> struct lt_halves {
-    static LT_DEV float one(uint32_t bits) { return brain ? lt_bf16(bits) : lt_half(bits); }
-    static LT_DEV void load(const uint8_t *p, int n, float (&v)[8])
-    {
-#pragma unroll
-        for (int i = 0; i < 8; i++)
-            v[i] = i < n ? one(lt_u16(p + 2 * i)) : 0.0f;
-    }
-    static LT_DEV void wide(const uint8_t *p, float (&v)[8])
-    {
-        const uint4 x = __ldg((const uint4 *)p);
-        const uint32_t w[4] = {x.x, x.y, x.z, x.w};
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            v[2 * i] = one(w[i] & 0xffff);
-            v[2 * i + 1] = one(w[i] >> 16);
-        }
-    }
-};
-template <> struct lt_floats<__half> : lt_halves<false> {};
-template <> struct lt_floats<unsigned short> : lt_halves<true> {};
+template <typename T> LT_DEV float lt_number(const uint8_t *p);
+template <> LT_DEV float lt_number<float>(const uint8_t *p) { return __ldg((const float *)p); }
+template <> LT_DEV float lt_number<__half>(const uint8_t *p) { return lt_half(lt_u16(p)); }
+template <> LT_DEV float lt_number<unsigned short>(const uint8_t *p) { return lt_bf16(lt_u16(p)); }
 
-/* The halving tree of 256 accumulators, eight a lane: lanes first (128 to 8), then within the lane. */
-LT_DEV float tree_256(float (&acc)[8])
-{
-#pragma unroll
-    for (int s = 16; s > 0; s /= 2)
-#pragma unroll
-        for (int i = 0; i < 8; i++)
-            acc[i] = lt_add(acc[i], __shfl_down_sync(LT_FULL, acc[i], s));
-#pragma unroll
-    for (int s = 4; s > 0; s /= 2)
-#pragma unroll
-        for (int i = 0; i < s; i++)
-            acc[i] = lt_add(acc[i], acc[i + s]);
-    return acc[0];
-}
-
-/* A lane that has no element left adds nothing: fma(0, x, a) would turn -0 and NaN. */
-template <typename T, int tokens, bool aligned> LT_DEV void linear_float(const lt_cuda_linear &a)
+/* A warp a row, element by element; one token. A lane that has no element left adds nothing: fma(0, x, a) would turn
+ * -0 and NaN. */
+template <typename T> LT_DEV void plain_float(const lt_cuda_linear &a)
 {
     lt_begin();
-    const lt_place at = place_of(a, WARPS, tokens);
-    const int lane = (int)threadIdx.x % 32, r = at.row + (int)threadIdx.x / 32;
-    const uint8_t *w = lt_at<const uint8_t>(at.part->w, (r < at.part->rows ? r : at.part->rows - 1) * at.part->w_stride);
-    float acc[tokens][8] = {{0}};
+    const int lane = (int)threadIdx.x % 32, unit = (int)blockIdx.x * WARPS, t = (int)blockIdx.y;
+    const lt_cuda_linear_part *p = lt_part_of(a, unit);
+    const int r = unit - p->first + (int)threadIdx.x / 32;
+    const uint8_t *w = lt_at<const uint8_t>(p->w, (r < p->rows ? r : p->rows - 1) * p->w_stride);
+    const float *x = lt_at<const float>(a.x, t * a.x_stride);
+    float acc[8] = {0};
 #pragma unroll 2
-    for (int i = 8 * lane; i < a.cols; i += 256) {
-        const int n = a.cols - i < 8 ? a.cols - i : 8;
-        float v[8], u[8];
-        if (aligned)
-            lt_floats<T>::wide(w + (int64_t)i * (int64_t)sizeof(T), v);
-        else
-            lt_floats<T>::load(w + (int64_t)i * (int64_t)sizeof(T), n, v);
+    for (int i = 8 * lane; i < a.cols; i += 256)
 #pragma unroll
-        for (int t = 0; t < tokens; t++) {
-            const uint8_t *p = lt_at<const uint8_t>(a.x, token_at(a, at.t0 + t) + 4 * (int64_t)i);
-            if (aligned)
-                lt_floats<float>::wide(p, u);
-            else
-                lt_floats<float>::load(p, n, u);
-#pragma unroll
-            for (int k = 0; k < 8; k++)
-                if (aligned || k < n)
-                    acc[t][k] = lt_fma(v[k], u[k], acc[t][k]);
-        }
-    }
-#pragma unroll
-    for (int t = 0; t < tokens; t++) {
-        const float y = tree_256(acc[t]);
-        if (lane == 0 && r < at.part->rows && at.t0 + t < a.tokens)
-            *lt_at<float>(at.part->y, (at.t0 + t) * at.part->y_stride + 4 * (int64_t)r) = y;
-    }
+        for (int k = 0; k < 8; k++)
+            if (i + k < a.cols)
+                acc[k] = lt_fma(lt_number<T>(w + (int64_t)(i + k) * (int64_t)sizeof(T)), __ldg(x + i + k), acc[k]);
+    const float y = lt_tree_256(acc);
+    if (lane == 0 && r < p->rows)
+        *lt_at<float>(p->y, t * p->y_stride + 4 * (int64_t)r) = y;
 }
 
-#define KERNEL(name, body) \
-    extern "C" __global__ void __launch_bounds__(32 * WARPS) linear_##name(const __grid_constant__ lt_cuda_linear a) { body(a); }
+#define KERNEL(name, threads, body) \
+    extern "C" __global__ void __launch_bounds__(threads) linear_##name(const __grid_constant__ lt_cuda_linear a) { body(a); }
 
-#define QUANT(name)                                    \
-    KERNEL(name##_1, (linear_quant<LT_W_##name, 1>))   \
-    KERNEL(name##_2, (linear_quant<LT_W_##name, 2>))   \
-    KERNEL(name##_4, (linear_quant<LT_W_##name, 4>))   \
-    KERNEL(name##_8, (linear_quant<LT_W_##name, 8>))
-QUANT(Q4_0) QUANT(Q4_1) QUANT(Q5_0) QUANT(Q5_1) QUANT(Q8_0) QUANT(Q2_K) QUANT(Q3_K) QUANT(Q4_K) QUANT(Q5_K) QUANT(Q6_K)
-QUANT(IQ4_NL) QUANT(IQ4_XS) QUANT(MXFP4)
+#define PLAIN(name, bytes, whole) KERNEL(name##_plain, 32 * WARPS, plain_quant<LT_W_##name>)
+LT_CUDA_QUANTS(PLAIN)
+#define TEAM(name, bytes, whole, tokens, rows, own, seg, stages) \
+    KERNEL(name##_##tokens, rows * 8 / own, (linear_team<LT_W_##name, tokens, rows, own, seg, stages>))
+LT_CUDA_TEAMS(TEAM)
 
-#define FLOATS(name, T)                                \
-    KERNEL(name##_1, (linear_float<T, 1, true>))       \
-    KERNEL(name##_2, (linear_float<T, 2, true>))       \
-    KERNEL(name##_4, (linear_float<T, 4, true>))       \
-    KERNEL(name##_8, (linear_float<T, 8, true>))       \
-    KERNEL(name##_any_1, (linear_float<T, 1, false>))  \
-    KERNEL(name##_any_4, (linear_float<T, 4, false>))
-FLOATS(F32, float) FLOATS(F16, __half) FLOATS(BF16, unsigned short)
+KERNEL(F32_plain, 32 * WARPS, plain_float<float>)
+KERNEL(F16_plain, 32 * WARPS, plain_float<__half>)
+KERNEL(BF16_plain, 32 * WARPS, plain_float<unsigned short>)
+#define WIDE(tokens, rows, batch, warps)                                       \
+    KERNEL(F32_##tokens, 32 * warps, (linear_wide<0, tokens, rows, batch>))    \
+    KERNEL(F16_##tokens, 32 * warps, (linear_wide<1, tokens, rows, batch>))    \
+    KERNEL(BF16_##tokens, 32 * warps, (linear_wide<2, tokens, rows, batch>))
+LT_CUDA_WIDES(WIDE)

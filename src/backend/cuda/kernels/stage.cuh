@@ -1,0 +1,55 @@
+/* stage.cuh - bytes on their way to shared memory, and launches that begin before the one before has ended. */
+#ifndef LT_CUDA_STAGE_CUH
+#define LT_CUDA_STAGE_CUH
+
+#include "common.cuh"
+
+/* 16 bytes, asynchronous from sm_80 on; before it they are there at once. */
+LT_DEV void lt_copy16(void *shared, const void *global)
+{
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"((uint32_t)__cvta_generic_to_shared(shared)), "l"(global)
+                 : "memory");
+#else
+    *(uint4 *)shared = __ldg((const uint4 *)global);
+#endif
+}
+
+LT_DEV void lt_copy_commit(void)
+{
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+/* All but the last n committed groups of this thread are there. */
+template <int n> LT_DEV void lt_copy_wait(void)
+{
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_group %0;" ::"n"(n) : "memory");
+#endif
+}
+
+/* Bytes read once: not kept in L1, fetched in large pieces. */
+LT_DEV uint4 lt_load_once(const void *p)
+{
+#if __CUDA_ARCH__ >= 800
+    uint4 v;
+    asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+    return v;
+#else
+    return __ldg((const uint4 *)p);
+#endif
+}
+
+/* The weight of a launch that a unit of rows belongs to. */
+LT_DEV const lt_cuda_linear_part *lt_part_of(const lt_cuda_linear &a, int unit)
+{
+    int p = 0;
+#pragma unroll
+    for (int i = 1; i < LT_CUDA_LINEAR_PARTS; i++)
+        p += i < a.parts && unit >= a.part[i].first;
+    return &a.part[p];
+}
+
+#endif
