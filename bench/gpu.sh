@@ -77,6 +77,34 @@ for s in $sizes; do
     for b in ${budgets//,/ }; do speed "$preset $type" "$work/big.gguf" "$b"; done
     rm -f "$work/big.gguf"
 done
+echo "== pressure: a neighbour takes all but a little while a model decodes"
+if [ "${dev%%:*}" = sim ]; then # a card that processes share, and a model that feels it
+    shared="sim:vram=96M,h2d=2G,poison=off,card=$work/card" taker=$shared
+    "$build/tests/mkmodel" --arch llama $small --type F16 --seed 7 -o "$work/big.gguf" >/dev/null || failed=1
+    budget=20M reserve=12M left=2M n=300 hold=2
+else
+    shared=$dev taker=$dev,kernels=0
+    [ "$taker" = "${taker#*:}" ] && taker=$dev:kernels=0
+    "$build/tests/mkmodel" --preset 7b --type F16 --ctx 4096 -o "$work/big.gguf" >/dev/null || failed=1
+    budget=8G reserve=6G left=1G n=160 hold=6
+fi
+answer() { "$lt" run "$work/big.gguf" -p tide --temp 0 -n $n -c 1400 --device "$shared" --vram $budget --reserve-vram $reserve --report "$work/$1.json" -q 2>"$work/err"; }
+answer quiet >"$work/quiet" || failed=1
+answer loud >"$work/loud" &
+for _ in $(seq 100); do [ -s "$work/loud" ] && break; sleep 0.1; done
+sleep 1
+"$build/tests/takevram" "$taker" $left $hold $reserve >"$work/took" || failed=1
+wait $! || failed=1
+cat "$work/took"
+if cmp -s "$work/quiet" "$work/loud"; then same="same answer"; else same="ANOTHER ANSWER" failed=1; fi
+say "pressure at $budget, reserve $reserve" "$same; $(python3 - "$work/loud.json" <<'PY'
+import json, sys
+j = json.load(open(sys.argv[1]))
+print("; ".join(f"{c['why']}: {c['from'] / 2**20:.0f} -> {c['to'] / 2**20:.0f} MiB in {c['seconds']:.3f} s, {c['decode_tps_before']:.2f} tok/s before" for c in j["budget_changes"])
+      + f"; {j['decode_tps_after_change']:.2f} tok/s after; peak {j['peak_bytes'] / 2**20:.0f} of {j['budget_bytes'] / 2**20:.0f} MiB")
+PY
+)"
+rm -f "$work/big.gguf"
 echo "== table"
 cat "$work/table"
 [ $failed = 0 ] && echo "gpu: all passed" || echo "gpu: FAILURES above"

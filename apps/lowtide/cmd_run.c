@@ -275,6 +275,15 @@ static lt_status chat_turns(run *r, history *h, line_reader *in, bool tty)
     return s;
 }
 
+/* A chat that waits for its user still gives way to others on the card. A failure shows at the next turn. */
+static bool look_around(void *user)
+{
+    run *r = user;
+    size_t before = lt_session_budget_change_count(r->a.session);
+    lt_err ignored;
+    return lt_session_look(r->a.session, &ignored) != LT_OK || lt_session_budget_change_count(r->a.session) != before;
+}
+
 static lt_status chat(run *r)
 {
     history h = {0};
@@ -286,6 +295,8 @@ static lt_status chat(run *r)
     line_reader *in = s == LT_OK ? line_open("> ", app_interrupted) : NULL;
     if (s == LT_OK && !in)
         s = fail(r, LT_E_HOST_OOM, "no memory for the line editor");
+    if (s == LT_OK)
+        line_meanwhile(in, look_around, r);
     if (tty && s == LT_OK)
         fprintf(stderr, "chat with %s; an empty line or Ctrl-D ends it, Ctrl-C ends an answer\n", lt_model_get_info(r->a.model)->name);
     if (s == LT_OK)

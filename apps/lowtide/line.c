@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <langinfo.h>
 #include <locale.h>
+#include <poll.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -17,6 +18,8 @@
 struct line_reader {
     const char *prompt;
     bool      (*stop)(void);
+    bool      (*tick)(void *user);
+    void       *user;
     EditLine   *el; /* NULL: no terminal */
     History    *past;
     char       *line;
@@ -38,7 +41,17 @@ static int read_character(EditLine *el, wchar_t *out)
     mbstate_t state = {0};
     char byte;
     for (;;) {
-        ssize_t n = read(0, &byte, 1);
+        line_reader *r = reader_of(el);
+        struct pollfd in = {.fd = 0, .events = POLLIN};
+        int ready = r->tick ? poll(&in, 1, 250) : 1;
+        if (ready == 0) {
+            if (r->tick(r->user))
+                el_set(el, EL_REFRESH);
+            continue;
+        }
+        if (ready < 0 && r->stop())
+            return -1;
+        ssize_t n = ready < 0 ? -1 : read(0, &byte, 1);
         if (n < 0 && errno == EINTR && !reader_of(el)->stop()) {
             el_resize(el);
             continue;
@@ -117,6 +130,12 @@ const char *line_read(line_reader *r)
     if (*r->line)
         history(r->past, &e, H_ENTER, r->line);
     return r->line;
+}
+
+void line_meanwhile(line_reader *r, bool (*tick)(void *user), void *user)
+{
+    r->tick = tick;
+    r->user = user;
 }
 
 void line_close(line_reader *r)

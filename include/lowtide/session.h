@@ -70,6 +70,9 @@ lt_session_score(lt_session *s, const int32_t *ids, size_t n, lt_logits_fn *fn, 
  *            give them, the plan before is at work again, or the smallest one, or (the text says so) none:
  *            then the next call of eval or score tries again and nothing of the sequence is lost. */
 LT_API LT_NODISCARD lt_status lt_session_rebudget(lt_session *s, uint64_t bytes, lt_err *err);
+/* What eval and score do before a pass about others on the device, without a pass: for a session that waits for
+ * somebody, a few times a second. Logits given before are gone. Errors as for rebudget. */
+LT_API LT_NODISCARD lt_status lt_session_look(lt_session *s, lt_err *err);
 typedef struct lt_budget_change {
     uint32_t    at_token;     /* length of the sequence */
     uint64_t    from, to, missed_bytes; /* missed: of the reserve */

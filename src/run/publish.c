@@ -29,7 +29,7 @@ static void draw_map(lt_session *s)
         }
     }
     for (size_t k = 0; k < LT_WATCH_MAP; k++)
-        s->page.map[k] = part[k] ? (uint8_t)(resident[k] * 255 / part[k]) : 0;
+        s->page.map[k] = (uint8_t)(part[k] ? resident[k] * 255 / part[k] : 0);
     s->drawn = p;
 }
 

@@ -281,6 +281,13 @@ lt_status lt_session_rebudget(lt_session *s, uint64_t bytes, lt_err *err)
     return lt__fail_native(err, st, why.native, "no arena after a change of budget, the next pass tries again: %.380s", why.text);
 }
 
+lt_status lt_session_look(lt_session *s, lt_err *err)
+{
+    lt_status st = lt__session_before_pass(s, err);
+    lt__session_publish(s, "idle", false);
+    return st;
+}
+
 /* --- giving way ------------------------------------------------------------------------- */
 
 void lt__session_watch(lt_session *s)
