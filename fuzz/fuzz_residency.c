@@ -272,6 +272,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     pd.limit_bytes = 256 << 10;
     rd.ring_bytes = shape % 4 ? 96 << 10 : 0;
     rd.staging_bytes = 16 << 10;
+    rd.pin_bytes = shape % 4 > 1 ? 1 << 20 : 0; /* more than the file */
     rd.ahead_bytes = shape & 8 ? 60000 : 0;
     rd.high_water = shape & 16 ? 100000 : 0;
     rd.low_water = rd.high_water / 2;
