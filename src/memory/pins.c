@@ -68,6 +68,8 @@ static void lock_chunk(lt__pins *p, lt__pin *pin, size_t k)
     char a[32];
     if (lt_device_pin(p->dev, pin->map + k * pin->chunk, (size_t)bytes, &why) != LT_OK) {
         pin->refused = true;
+        for (size_t i = 0; pin->whole && i < pin->chunks; i++) /* what was set aside is others' again */
+            p->left += pin->locked[i] ? 0 : chunk_bytes(pin, i);
         lt__log(p->ctx, LT_LOG_WARN, "residency", "%s: its mapping of %s stays pageable, copies are slower: %s",
                 lt_store_file_path(pin->store, pin->file), lt__format_bytes(pin->bytes, a, sizeof a), why.text);
         return;
@@ -87,6 +89,14 @@ uint64_t lt__pins_span(lt__pins *p, lt_store *store, uint32_t file, uint64_t off
         lock_chunk(p, pin, k);
     uint64_t end = (uint64_t)(k + 1) * pin->chunk;
     return lt__min_u64(bytes, end - offset);
+}
+
+bool lt__pins_refused(const lt__pins *p, const lt_store *store, uint32_t file)
+{
+    for (size_t i = 0; i < p->n; i++)
+        if (p->pin[i].store == store && p->pin[i].file == file)
+            return p->pin[i].refused;
+    return false;
 }
 
 void lt__residency_lend_pins(lt_residency *r, lt__pins *p)

@@ -87,7 +87,7 @@ typedef struct res_plan {
     uint64_t  ring_pos, kept_pos; /* prefetched up to here */
 } res_plan;
 
-typedef struct res_window { lt_store *store; lt__window *w; } res_window;
+typedef struct res_window { lt_store *store; bool cached; lt__window *w; } res_window;
 typedef struct res_waiter { pthread_t thread; struct res_waiter *next; } res_waiter;
 
 typedef struct res_piece {

@@ -42,6 +42,7 @@ lt_status lt__store_read_plain(lt_store *s, store_file *f, uint64_t offset, void
 typedef struct disk_piece {
     lt__fetch *read;
     store_file *file;
+    int       fd;
     uint64_t  offset;
     size_t    bytes, got;
     char     *buf;

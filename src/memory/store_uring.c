@@ -38,7 +38,7 @@ static int uring_submit(disk_engine *e, disk_piece *p)
     slot->piece = p;
     slot->iov.iov_base = p->buf + p->got;
     slot->iov.iov_len = p->bytes - p->got;
-    io_uring_prep_readv(sqe, p->file->fd_direct, &slot->iov, 1, p->offset + p->got);
+    io_uring_prep_readv(sqe, p->fd, &slot->iov, 1, p->offset + p->got);
     io_uring_sqe_set_data(sqe, slot);
     return 0;
 }
@@ -114,7 +114,7 @@ static void *threads_main(void *arg)
         if (!t->todo) t->todo_end = &t->todo;
         pthread_mutex_unlock(&t->lock);
         ssize_t n =
-            pread(p->file->fd_direct, p->buf + p->got, p->bytes - p->got, (off_t)(p->offset + p->got));
+            pread(p->fd, p->buf + p->got, p->bytes - p->got, (off_t)(p->offset + p->got));
         int result = n < 0 ? -errno : (int)n;
         pthread_mutex_lock(&t->lock);
         p->result = result;

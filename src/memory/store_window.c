@@ -19,6 +19,7 @@ struct lt__window {
     uint32_t     inflight;
     void        *bounce[LT__READ_BOUNCES]; /* as allocated; used from the first block border on */
     bool         bounce_used[LT__READ_BOUNCES];
+    bool         cached;     /* not O_DIRECT */
     uint64_t     busy_since;
 };
 
@@ -35,6 +36,8 @@ lt_status lt__window_create(lt_store *s, lt__window **out, lt_err *err)
     *out = w;
     return LT_OK;
 }
+
+void lt__window_through_cache(lt__window *w) { w->cached = true; }
 
 static void complete_piece(lt__window *w, disk_piece *p);
 
@@ -96,7 +99,7 @@ static lt_status need_engine(lt__window *w, lt_err *err)
 {
     if (w->engine) return LT_OK;
     lt_store *s = w->store;
-    if (!atomic_load(&s->no_uring)) {
+    if (!w->cached && !atomic_load(&s->no_uring)) { /* it would copy on this very thread what the cache has */
         int why = 0;
         w->engine = lt__disk_uring_create(w->ctx, &why);
         if (w->engine) return LT_OK;
@@ -147,7 +150,7 @@ static bool cut_piece(lt__window *w, lt__fetch *r, store_file *f, disk_piece *p)
         else bounce = true;
     }
     if (to - from > LT__READ_UNIT) to = from + LT__READ_UNIT;
-    *p = (disk_piece){.read = r, .file = f, .offset = from, .bytes = (size_t)(to - from), .bounce = -1,
+    *p = (disk_piece){.read = r, .file = f, .fd = w->cached ? f->fd : f->fd_direct, .offset = from, .bytes = (size_t)(to - from), .bounce = -1,
                       .want_from = pos, .want_bytes = (size_t)(lt__min_u64(to, end) - pos), .used = true};
     p->buf = dst - (pos - from);
     if (bounce) {
@@ -182,7 +185,7 @@ void lt__window_pump(lt__window *w)
         lt__fetch *r = w->next;
         if (!r) break;
         store_file *f = lt__store_file(w->store, r->file);
-        if (!atomic_load(&f->direct)) break; /* finish reads it, in its turn */
+        if (!w->cached && !atomic_load(&f->direct)) break; /* finish reads it, in its turn */
         lt_status st = need_engine(w, &r->err);
         if (st != LT_OK) {
             fail_read(r, st);
@@ -233,7 +236,7 @@ static void complete_piece(lt__window *w, disk_piece *p)
         return;
     }
     size_t need = (size_t)(p->want_from + p->want_bytes - p->offset);
-    if (n == -EINVAL || n == -EOPNOTSUPP) {
+    if (!w->cached && (n == -EINVAL || n == -EOPNOTSUPP)) {
         lt__store_refuse_direct(w->store, p->file, -n);
         read_rest_plain(w, p, p->offset + p->got);
     } else if (n < 0) {
@@ -241,7 +244,7 @@ static void complete_piece(lt__window *w, disk_piece *p)
             fail_read(r, lt__fail_errno(&r->err, -n, "%s: cannot read %zu bytes at %" PRIu64, p->file->path,
                                         p->want_bytes, p->want_from));
     } else {
-        atomic_fetch_add(&w->store->direct_bytes, (uint64_t)n);
+        if (!w->cached) atomic_fetch_add(&w->store->direct_bytes, (uint64_t)n);
         p->got += (size_t)n;
         if (p->got < need && n > 0 && p->got % LT__READ_BLOCK == 0) { /* short; ask for the rest */
             submit_piece(w, p);

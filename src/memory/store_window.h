@@ -28,6 +28,9 @@ typedef struct lt__fetch {
 } lt__fetch;
 
 LT_NODISCARD lt_status lt__window_create(lt_store *s, lt__window **out, lt_err *err);
+/* Reads through the page cache with several threads at once, whatever the file's mode: for copying out of memory
+ * faster than one thread can. Before the first read. */
+void lt__window_through_cache(lt__window *w);
 void lt__window_destroy(lt__window *w); /* waits for what is in flight */
 void lt__window_queue(lt__window *w, lt__fetch *r);
 /* Hands as much to the disk as the window takes; does not wait. */

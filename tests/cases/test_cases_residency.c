@@ -7,6 +7,7 @@
 
 #include "base/host.h"
 #include "memory/hosttier.h"
+#include "memory/pins.h"
 
 static char path[256];
 enum { FILE_BYTES = 24 << 20 };
@@ -390,6 +391,46 @@ static void text_14_pinning_refused_falls_back_and_says_so(void **state)
     }
 }
 
+/* Where mappings of files cannot be locked, as in some containers and under WSL, several threads copy what the page
+ * cache holds into a ring that can be. */
+static void text_14_mappings_refused_go_through_a_locked_ring(void **state)
+{
+    (void)state;
+    rig g;
+    size_t order[8];
+    lt_residency_desc d = lt_residency_desc_default();
+    d.ring_bytes = 2 << 20;
+    d.staging_bytes = 64 << 10;
+    d.pin_bytes = 1 << 20;
+    rig_open(&g, SIM, 6 << 20, path, LT_STORE_MAPPED, &d);
+    if (lt__pin_budget(g.dev, 1 << 20) < 128 << 10) { /* the machine locks nothing for us, not even a ring */
+        rig_close(&g);
+        skip();
+    }
+    lt__pins pins;
+    lt__pins_init(&pins, g.t.ctx, g.dev, 0);
+    pins.left = FILE_BYTES;
+    lt__residency_lend_pins(g.res, &pins);
+    test_ctx_arm(&g.t, LT_FAULT_PIN, 1);
+    for (size_t i = 0; i < 8; i++) {
+        rig_add(&g, 500001, i % 4 != 1);
+        order[i] = i;
+    }
+    rig_plan(&g, order, 8, true);
+    for (int k = 0; k < 3; k++) rig_pass(&g, order, 8);
+    assert_int_equal(atomic_load(&g.t.warnings), 1);
+    assert_non_null(strstr(g.t.last_log, "stays pageable"));
+    lt_store_stats st;
+    lt_store_get_stats(g.store, &st);
+    assert_int_equal(pins.left, FILE_BYTES);
+    assert_int_equal(atomic_load(&g.t.seen[LT_FAULT_PIN]), 2); /* the mapping, the ring */
+    assert_true(st.bytes > 8 * 500001 && st.direct_bytes == 0);
+    lt_residency_destroy(g.res);
+    g.res = NULL;
+    lt__pins_deinit(&pins);
+    rig_close(&g);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -404,6 +445,7 @@ int main(void)
         cmocka_unit_test(memory_17_any_tensor_with_any_staging),
         cmocka_unit_test(memory_19_what_fits_is_copied_once),
         cmocka_unit_test(text_14_pinning_refused_falls_back_and_says_so),
+        cmocka_unit_test(text_14_mappings_refused_go_through_a_locked_ring),
     };
     return cmocka_run_group_tests(tests, make_file, drop_file);
 }
