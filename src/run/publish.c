@@ -56,7 +56,7 @@ void lt__session_publish(lt_session *s, const char *phase, bool at_once)
     snprintf(w->phase, sizeof w->phase, "%s", phase);
     w->budget_bytes = p->budget_bytes;
     w->fixed_bytes = p->fixed_bytes;
-    w->card_free_bytes = lt_device_free_bytes(s->dev);
+    w->card_free_bytes = s->watching && s->free_seen ? s->free_seen : lt_device_free_bytes(s->dev);
     w->reserve_bytes = s->giving.reserve;
     w->reserve_missed_bytes = s->missed;
     w->committed_bytes = p->fixed_bytes + ds.committed_bytes;

@@ -266,7 +266,9 @@ lt_status lt_session_rebudget(lt_session *s, uint64_t bytes, lt_err *err)
         return st;
     bool refused;
     lt_budget_change c = {.why = "asked", .free_bytes = lt_device_free_bytes(s->dev)};
-    if ((st = change_budget(s, bytes, c, &refused, &why)) == LT_OK && !refused) {
+    st = change_budget(s, bytes, c, &refused, &why);
+    atomic_store(&s->cancel, false);
+    if (st == LT_OK && !refused) {
         s->giving.want = bytes;
         return LT_OK;
     }
@@ -358,6 +360,7 @@ static lt_status give_way(lt_session *s, uint64_t now, lt_err *err)
                         .held = s->plan->info.predicted_peak_bytes, .budget = s->plan->info.budget_bytes, .useful = useful_bytes(s)};
     uint64_t to, missed;
     lt_status st = LT_OK;
+    s->free_seen = f.free_bytes;
     if ((st = look_at_others(s, &f, err)) != LT_OK || (f.free_bytes < s->giving.reserve && (st = find_least(s, err)) != LT_OK))
         return st;
     lt__give_act act = lt__giving_decide(&s->giving, &f, &to, &missed);

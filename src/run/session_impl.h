@@ -71,6 +71,7 @@ struct lt_session {
     bool             watching, virtual_clock;
     lt__giving       giving;
     uint64_t         next_look_ns, missed, budget_most;
+    uint64_t         free_seen; /* of the device, at the last look */
     lt__saved_kv     saved;
     lt_residency_stats past; /* of engines that are gone */
     lt_pool_stats    last_pool;

@@ -267,6 +267,84 @@ static void a_refused_growth_rolls_back(void **state)
     unlink(card);
 }
 
+/* On a card: LT_TEST_CARD names it. Sizes that a card's granules can tell apart. */
+#define CARD_MODEL "--arch llama --layers 8 --embd 1024 --ff 2816 --heads 16 --kv-heads 4 --head-dim 64 --vocab 2000 --ctx 1024 --type Q8_0 --seed 5"
+
+static void same_bits_on_a_card(void **state)
+{
+    (void)state;
+    const char *card = getenv("LT_TEST_CARD");
+    if (!card)
+        skip();
+    char path[64];
+    make_model(path, CARD_MODEL);
+    same_bits(path, card, 512, 70);
+    unlink(path);
+}
+
+/* The driver refuses the Nth piece of memory: of the first arena, or of one of a changed budget. */
+static void a_card_that_refuses_pieces(void **state)
+{
+    (void)state;
+    const char *card = getenv("LT_TEST_CARD");
+    if (!card || strncmp(card, "cuda", 4) != 0)
+        skip();
+    char path[64], spec[128];
+    make_model(path, CARD_MODEL);
+    rig right = open_rig(path, card, 0, 512, 64, NULL);
+    prompt(&right, 40);
+    decode(&right, 4);
+    assert_int_equal(lt_session_rebudget(right.s, 0, &right.err), LT_OK);
+    uint64_t full = right.p->info.predicted_peak_bytes, least = right.s->giving.least;
+    int refused = 0;
+    for (int n = 3; n <= 10; n++) {
+        snprintf(spec, sizeof spec, "%s%cfail=create:%d", card, strchr(card, ':') ? ',' : ':', n);
+        rig r = open_rig(path, spec, least + (full - least) / 4, 512, 64, NULL);
+        prompt(&r, 40);
+        decode(&r, 1);
+        for (int i = 0; i < 3; i++) {
+            lt_status st = lt_session_rebudget(r.s, i == 1 ? least : full, &r.err);
+            if (st != LT_OK)
+                assert_int_equal(st, LT_E_DEVICE_OOM);
+            refused += st != LT_OK;
+            decode(&r, 1);
+        }
+        assert_true(r.hash == right.hash);
+        close_rig(&r);
+    }
+    print_message("%d of 24 changes refused\n", refused);
+    assert_true(refused > 0);
+    close_rig(&right);
+    unlink(path);
+}
+
+/* Stopped while weights are read again: the call says so, the next one goes on. */
+static void a_change_can_be_cancelled(void **state)
+{
+    (void)state;
+    rig r = open_rig(llama, "sim:vram=64M", 0, 512, 64, NULL), right = open_rig(llama, "sim:vram=64M", 0, 512, 64, NULL);
+    uint64_t least = least_of(llama, "sim:vram=64M", 512, 64);
+    prompt(&right, 40);
+    decode(&right, 4);
+    prompt(&r, 40);
+    lt_session_cancel(r.s);
+    assert_int_equal(lt_session_rebudget(r.s, least * 2, &r.err), LT_E_CANCELED);
+    assert_null(r.s->engine);
+    lt_report rep;
+    lt_session_get_report(r.s, &rep); /* and everything else that takes a session */
+    assert_int_equal(rep.prefill.tokens, 40);
+    assert_int_equal(lt_session_check(r.s, &r.err), LT_OK);
+    assert_int_equal(lt_session_length(r.s), 40);
+    decode(&r, 2);
+    assert_int_equal(lt_session_rebudget(r.s, least, &r.err), LT_OK);
+    decode(&r, 2);
+    assert_true(r.hash == right.hash);
+    lt_session_cancel(r.s);
+    assert_int_equal(lt_session_rebudget(r.s, 0, &r.err), LT_E_CANCELED);
+    close_rig(&r); /* with KV on the host and no engine */
+    close_rig(&right);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -275,6 +353,9 @@ int main(void)
         cmocka_unit_test(same_bits_in_a_window),
         cmocka_unit_test(going_back_after_a_change),
         cmocka_unit_test(a_refused_growth_rolls_back),
+        cmocka_unit_test(same_bits_on_a_card),
+        cmocka_unit_test(a_card_that_refuses_pieces),
+        cmocka_unit_test(a_change_can_be_cancelled),
         cmocka_unit_test(faults_of_a_change),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
