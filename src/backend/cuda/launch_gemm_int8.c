@@ -7,7 +7,7 @@
 #include "backend/cuda/launch.h"
 
 #define LEAST_TOKENS 16 /* below, passes of eight tokens over the weight as it is are quicker than packing it */
-#define CHUNK ((uint64_t)24 << 20)
+#define CHUNK ((uint64_t)32 << 20)
 #define TILE_WIDE 64
 #define TILE_NARROW 32
 
@@ -61,7 +61,7 @@ static bool accepts(const lt_cuda_device *dev, const lt_op_args *a, const char *
     if (lt__cuda_device_props(dev)->major < 8)
         return false;
     *why = "the card has too little shared memory to pack the weight";
-    if (8 * stage_bytes(LT_GEMM_ROWS, kind_of(w->dtype).of_row) > lt__cuda_device_props(dev)->shared_optin_bytes)
+    if (4 * stage_bytes(LT_GEMM_ROWS, kind_of(w->dtype).of_row) > lt__cuda_device_props(dev)->shared_optin_bytes)
         return false;
     *why = "few tokens, or a weight that is not quantised, or over two billion blocks";
     return lt_dtype_get(w->dtype)->kind == LT_DTYPE_KIND_QUANT && x->dim[0] >= LEAST_TOKENS && x->dim[0] < INT32_MAX / 64 &&
@@ -90,9 +90,9 @@ static lt_status launch(lt_cuda_device *dev, CUstream stream, const lt_op_args *
                                       .rows = (int32_t)rows, .cols = (int32_t)w->dim[1], .stages = (int32_t)s.stages, .tile = LT_GEMM_ROWS},
                            .tokens = {.src = x->addr, .image = args->scratch, .src_stride = x->stride[0], .rows = (int32_t)x->dim[0],
                                       .cols = (int32_t)w->dim[1], .stages = (int32_t)s.stages, .tile = (int32_t)s.tile},
-                           .token_units = row ? 0 : s.token_tiles * s.tile * 8 * s.room, .parts = (int32_t)(tiles * (s.room / LT_GEMM_DEPTH))};
+                           .token_units = row ? 0 : s.token_tiles * s.tile * 8 * s.room, .parts = (int32_t)(2 * tiles * (s.room / LT_GEMM_DEPTH))};
         lt_cuda_dim grid = {(uint32_t)p.parts + lt__cuda_blocks(p.token_units, LT_GEMM_PACKERS), 1, 1}, block = {LT_GEMM_PACKERS, 1, 1};
-        lt_status st = lt__cuda_launch(dev, "gemm_int8", pack_name, grid, block, (uint32_t)(8 * stage_bytes(LT_GEMM_ROWS, s.k.of_row)), stream,
+        lt_status st = lt__cuda_launch(dev, "gemm_int8", pack_name, grid, block, (uint32_t)(4 * stage_bytes(LT_GEMM_ROWS, s.k.of_row)), stream,
                                        (void *[]){&p}, args, err);
         if (st != LT_OK)
             return st;

@@ -58,7 +58,7 @@ typedef struct lt_cuda_linear {
 /* Rows of a weight, or of Q8A activations, as stages of the int8 product: kernels/gemm_int8.cu. */
 #define LT_GEMM_ROWS 64 /* of a weight's tile */
 #define LT_GEMM_DEPTH 4 /* blocks of 32 columns a stage */
-#define LT_GEMM_PACKERS 512 /* threads a block that packs */
+#define LT_GEMM_PACKERS 256 /* threads a block that packs */
 typedef struct lt_cuda_pack {
     uint64_t src, image;
     int64_t  src_stride;
@@ -67,7 +67,7 @@ typedef struct lt_cuda_pack {
 typedef struct lt_cuda_pack2 {
     lt_cuda_pack weight, tokens;
     int64_t      token_units; /* threads: padded tokens times 8 * lt_room() */
-    int32_t      parts, pad;  /* blocks of the weight's: tiles times lt_room() / depth */
+    int32_t      parts, pad;  /* blocks of the weight's: half tiles times lt_room() / depth */
 } lt_cuda_pack2;
 typedef struct lt_cuda_gemm8 {
     uint64_t x, w, y; /* images; y f32 */

@@ -57,17 +57,17 @@ template <int offset> LT_DEV uint32_t lt_signed(uint32_t u)
 
 LT_DEV void put_float(uint8_t *stage, int at, float v) { *(float *)(stage + at) = v; }
 
-/* 64 rows of 32 blocks: a stage of each accumulator, put together in shared memory. What lies behind the last row or
- * block is zeros. */
+/* Half a tile, 32 rows, of 32 blocks: its part of a stage of each accumulator, put together in shared memory. What lies
+ * behind the last row or block is zeros. */
 template <int dt> LT_DEV void pack_weight(const lt_cuda_pack &a, int part)
 {
     typedef lt_weight<dt> W;
-    enum { bytes = ROWS * (128 + 4 * DEPTH * lt_kind<W::halves, W::mins>::of_row) };
+    enum { n = ROWS / 2, of_row = lt_kind<W::halves, W::mins>::of_row, bytes = n * (128 + 4 * DEPTH * of_row) };
     extern __shared__ __align__(128) uint8_t shared[];
-    const int blocks = a.cols / 32, across = lt_room(blocks) / DEPTH, tile = part / across, k0 = part % across * DEPTH;
+    const int blocks = a.cols / 32, across = lt_room(blocks) / DEPTH, half = part / across, k0 = part % across * DEPTH;
 #pragma unroll 4
-    for (int unit = (int)threadIdx.x; unit < ROWS * 8 * DEPTH; unit += PACKERS) {
-        const int r = unit / (8 * DEPTH), slot = unit % (8 * DEPTH), j = slot % 8, i = slot / 8, row = tile * ROWS + r;
+    for (int unit = (int)threadIdx.x; unit < n * 8 * DEPTH; unit += PACKERS) {
+        const int r = unit / (8 * DEPTH), slot = unit % (8 * DEPTH), j = slot % 8, i = slot / 8, row = half * n + r;
         uint8_t *stage = shared + lt_accumulator(j) * bytes;
         lt_group g;
         uint4 v[2] = {{0, 0, 0, 0}, {0, 0, 0, 0}};
@@ -82,17 +82,17 @@ template <int dt> LT_DEV void pack_weight(const lt_cuda_pack &a, int part)
         }
         *(uint4 *)(stage + lt_piece(r, i, 0)) = v[0];
         *(uint4 *)(stage + lt_piece(r, i, 1)) = v[1];
-        put_float(stage, lt_row_factor(ROWS, 0, i, r), g.d);
+        put_float(stage, lt_row_factor(n, 0, i, r), g.d);
         if (W::halves) {
-            put_float(stage, lt_row_factor(ROWS, 1, i, r), (float)g.sc0);
-            put_float(stage, lt_row_factor(ROWS, 2, i, r), (float)g.sc1);
+            put_float(stage, lt_row_factor(n, 1, i, r), (float)g.sc0);
+            put_float(stage, lt_row_factor(n, 2, i, r), (float)g.sc1);
             if (W::mins) {
-                put_float(stage, lt_row_factor(ROWS, 3, i, r), g.m);
-                put_float(stage, lt_row_factor(ROWS, 4, i, r), (float)g.mn0);
-                put_float(stage, lt_row_factor(ROWS, 5, i, r), (float)g.mn1);
+                put_float(stage, lt_row_factor(n, 3, i, r), g.m);
+                put_float(stage, lt_row_factor(n, 4, i, r), (float)g.mn0);
+                put_float(stage, lt_row_factor(n, 5, i, r), (float)g.mn1);
             }
         } else if (W::mins) {
-            put_float(stage, lt_row_factor(ROWS, 1, i, r), g.m);
+            put_float(stage, lt_row_factor(n, 1, i, r), g.m);
         }
     }
     __syncthreads();
@@ -100,10 +100,12 @@ template <int dt> LT_DEV void pack_weight(const lt_cuda_pack &a, int part)
 #pragma unroll 1
     for (int step = 0; step < 8; step++) {
         const int stages = (lt_count(blocks, lt_accumulator(step)) + DEPTH - 1) / DEPTH;
-        uint4 *to = lt_at<uint4>(a.image, ((int64_t)tile * a.stages + before + k0 / DEPTH) * bytes);
-        if (k0 / DEPTH < stages)
-            for (int i = (int)threadIdx.x; i < bytes / 16; i += PACKERS)
-                to[i] = ((const uint4 *)(shared + step * bytes))[i];
+        uint8_t *to = lt_at<uint8_t>(a.image, ((int64_t)(half / 2) * a.stages + before + k0 / DEPTH) * 2 * bytes);
+        for (int i = (int)threadIdx.x; k0 / DEPTH < stages && i < bytes / 16; i += PACKERS) {
+            /* the rows' int8 lie together; of factors, 32 rows' follow the other half's */
+            const int f = i - n * 128 / 16, at = f < 0 ? half % 2 * n * 128 + 16 * i : 2 * n * 128 + f / 8 * 256 + half % 2 * 128 + f % 8 * 16;
+            *(uint4 *)(to + at) = ((const uint4 *)(shared + step * bytes))[i];
+        }
         before += stages;
     }
 }
@@ -154,18 +156,19 @@ template <int dt> LT_DEV void pack(const lt_cuda_pack2 &a)
 }
 
 #if LT_HAS_MMA
-/* One block of 32 columns of a warp's 32 rows by 32 tokens. w, x: stages; row, token: of the warp. */
+/* One block of 32 columns of a warp's 32 rows by 32 tokens. w, x: stages; row, token: of the warp; wa, xa: addresses of the
+ * lane's pieces of block 0, from which those of block i differ in bits 5 and 6, and those 16 rows on by 2,048. */
 template <bool halves, bool mins, int tile>
-LT_DEV void add_block(const uint8_t *w, const uint8_t *x, int i, int row, int token, float (&acc)[2][4][4])
+LT_DEV void add_block(const uint8_t *w, const uint8_t *x, uint32_t wa, uint32_t xa, int i, int row, int token, float (&acc)[2][4][4])
 {
     typedef lt_kind<halves, mins> K;
     const int lane = (int)threadIdx.x % 32;
     uint32_t a[2][4], b[2][4];
-#pragma unroll
-    for (int k = 0; k < 2; k++) {
-        lt_ldmatrix4(a[k], lt_shared(w) + lt_piece(row + 16 * k + lane % 16, i, lane / 16));
-        lt_ldmatrix4(b[k], lt_shared(x) + lt_piece(token + 16 * k + lane / 16 * 8 + lane % 8, i, lane / 8 % 2));
-    }
+    const uint32_t wi = wa ^ (uint32_t)(32 * i), xi = xa ^ (uint32_t)(32 * i);
+    lt_ldmatrix4(a[0], wi);
+    lt_ldmatrix4(b[0], xi);
+    lt_ldmatrix4(a[1], wi + 2048);
+    lt_ldmatrix4(b[1], xi + 2048);
     float wf[K::of_row][4], xf[K::of_token][8];
 #pragma unroll
     for (int f = 0; f < K::of_row; f++)
@@ -224,6 +227,7 @@ template <bool halves, bool mins, int tile> LT_DEV void gemm_int8(const lt_cuda_
     const int row_tile = (int)blockIdx.x / a.tiles, token_tile = (int)blockIdx.x % a.tiles, row = warp % 2 * 32, token = warp / 2 * 32;
     const uint64_t w = a.w + (uint64_t)row_tile * (uint64_t)a.stages * of_w, x = a.x + (uint64_t)token_tile * (uint64_t)a.stages * of_x;
     float acc[2][4][4], kept[3][32]; /* kept lies in local memory: touched eight times in all */
+    const uint32_t w_piece = lt_piece(row + lane % 16, 0, lane / 16), x_piece = lt_piece(token + lane / 16 * 8 + lane % 8, 0, lane / 8 % 2);
     int depth = 0, at = 0, slot = 0;
     copy_stage<of_w, threads>(base, w);
     copy_stage<of_x, threads>(base + of_w, x);
@@ -243,14 +247,15 @@ template <bool halves, bool mins, int tile> LT_DEV void gemm_int8(const lt_cuda_
                 lt_async_commit();
             }
             const uint8_t *here = shared + slot * bytes;
+            const uint32_t wa = base + slot * bytes + w_piece, xa = base + slot * bytes + of_w + x_piece;
             if (left >= DEPTH) {
 #pragma unroll unroll
                 for (int i = 0; i < DEPTH; i++)
-                    add_block<halves, mins, tile>(here, here + of_w, i, row, token, acc);
+                    add_block<halves, mins, tile>(here, here + of_w, wa, xa, i, row, token, acc);
             } else {
 #pragma unroll 1
                 for (int i = 0; i < left; i++)
-                    add_block<halves, mins, tile>(here, here + of_w, i, row, token, acc);
+                    add_block<halves, mins, tile>(here, here + of_w, wa, xa, i, row, token, acc);
             }
             at++;
             slot ^= 1;
