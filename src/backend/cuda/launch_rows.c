@@ -40,11 +40,13 @@ static bool accepts_rows(const lt_cuda_device *dev, const lt_op_args *a, const c
     *why = "a view of four dimensions whose middle ones do not lie evenly";
     if (a->op != LT_OP_SCALE && (!even(&a->src[0]) || !even(&a->dst) || (a->n_src > 1 && !even(&a->src[1]))))
         return false;
-    *why = "over two billion rows or columns";
+    *why = "over two billion rows or columns, or four billion elements to quantise";
     int64_t n = 1;
     for (uint32_t d = 0; d < a->src[0].ndim; d++)
         if (__builtin_mul_overflow(n, a->src[0].dim[d], &n))
             return false;
+    if (a->op == LT_OP_QUANTIZE && n > UINT32_MAX - THREADS)
+        return false;
     return n / 32 < INT32_MAX / 2 && a->src[0].dim[a->src[0].ndim - 1] < INT32_MAX;
 }
 
@@ -62,7 +64,8 @@ static int64_t elements(const lt_cuda_rows *r) { return (int64_t)r->outer * r->i
 static lt_status quantize(lt_cuda_device *dev, CUstream s, const lt_op_args *args, lt_err *err)
 {
     lt_cuda_rows r = rows_of(args);
-    return launch_units(dev, s, "quantize_rows", elements(&r) / 32, THREADS / 32, &r, args, err);
+    r.extra = (r.a | (uint64_t)r.a_outer) & 15 ? 32 : 8; /* lanes a block of 32 */
+    return launch_units(dev, s, "quantize_rows", elements(&r) / 32, THREADS / r.extra, &r, args, err);
 }
 
 static lt_status rms_norm(lt_cuda_device *dev, CUstream s, const lt_op_args *args, lt_err *err)

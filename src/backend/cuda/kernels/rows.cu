@@ -1,16 +1,20 @@
 /* rows.cu - quantisation, norm, rotation, cache writes and elementwise ops. */
 #include "rows.cuh"
 
-/* One warp quantises 32 elements of a row. b is not used. */
+/* extra 8: four elements a thread, rows at multiples of 16 bytes; extra 32: one. b is not used. */
 extern "C" __global__ void quantize_rows(lt_cuda_rows a)
 {
     lt_begin();
-    const int lane = (int)threadIdx.x % 32, blocks = a.cols / 32;
-    const int64_t unit = (int64_t)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
-    if (unit >= (int64_t)a.outer * blocks)
+    const uint32_t lanes = (uint32_t)a.extra, blocks = (uint32_t)a.cols / 32, id = blockIdx.x * blockDim.x + threadIdx.x;
+    const uint32_t lane = id % lanes, t = id / lanes / blocks, b = id / lanes % blocks;
+    if (t >= (uint32_t)a.outer)
         return;
-    const int t = (int)(unit / blocks), b = (int)(unit % blocks);
-    quantize_block(lt_at<const float>(a.a, t * a.a_outer)[32 * b + lane], lt_at<uint8_t>(a.y, t * a.y_outer), a.cols, b, lane);
+    const float *x = lt_at<const float>(a.a, t * a.a_outer) + 32 * b;
+    uint8_t *y = lt_at<uint8_t>(a.y, t * a.y_outer);
+    if (lanes == 32)
+        quantize_block(x[lane], y, a.cols, (int)b, (int)lane);
+    else
+        quantize_four(((const float4 *)x)[lane], y, a.cols, (int)b, (int)lane);
 }
 
 /* One block of 256 threads a row; thread i owns accumulator i. b: weights. value: eps. */
@@ -53,10 +57,16 @@ extern "C" __global__ void rope(lt_cuda_rows a)
 
 template <typename F> LT_DEV void each(const lt_cuda_rows &a, F f)
 {
-    const int64_t id = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (id >= (int64_t)a.outer * a.inner * a.cols)
+    const int64_t all = (int64_t)a.outer * a.inner * a.cols, id = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    int i, n, o;
+    if (id >= all)
         return;
-    const int i = (int)(id % a.cols), n = (int)(id / a.cols % a.inner), o = (int)(id / a.cols / a.inner);
+    if (all <= 0xffffffffll) { /* a division of 64 bits costs more than the rest */
+        const uint32_t at = (uint32_t)id, row = at / (uint32_t)a.cols;
+        i = (int)(at % (uint32_t)a.cols), n = (int)(row % (uint32_t)a.inner), o = (int)(row / (uint32_t)a.inner);
+    } else {
+        i = (int)(id % a.cols), n = (int)(id / a.cols % a.inner), o = (int)(id / a.cols / a.inner);
+    }
     const float x = lt_at<const float>(a.a, o * a.a_outer + n * a.a_inner)[i];
     const float z = a.b ? lt_at<const float>(a.b, o * a.b_outer + n * (int64_t)a.extra)[i] : 0.0f;
     lt_at<float>(a.y, o * a.y_outer + n * a.y_inner)[i] = f(x, z);

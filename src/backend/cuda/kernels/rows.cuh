@@ -41,6 +41,39 @@ LT_DEV void quantize_block(float x, uint8_t *y, int cols, int b, int lane)
         ((int16_t *)(y + cols + cols / 8))[2 * b + lane / 16] = (int16_t)sum;
 }
 
+/* The same, four elements a lane and eight lanes a block. */
+LT_DEV void quantize_four(float4 x, uint8_t *y, int cols, int b, int lane)
+{
+    const float v[4] = {x.x, x.y, x.z, x.w};
+    const uint32_t mask = 0xffu << (threadIdx.x & 24);
+    uint32_t bits = 0, packed = 0;
+    int sum = 0;
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        bits = max(bits, __float_as_uint(v[i]) & 0x7fffffffu);
+#pragma unroll
+    for (int s = 4; s > 0; s /= 2)
+        bits = max(bits, __shfl_xor_sync(mask, bits, s));
+    const float amax = __uint_as_float(bits);
+    float id = amax > 0 ? lt_div(127.0f, amax) : 0.0f, d = lt_scale_of(bits);
+    if (id == __int_as_float(0x7f800000))
+        id = d = 0;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const float r = rintf(lt_mul(v[i], id));
+        const int q = r != r ? 0 : r < -127.0f ? -127 : r > 127.0f ? 127 : (int)r;
+        sum += q;
+        packed |= (uint32_t)(q & 0xff) << (8 * i);
+    }
+    sum += __shfl_xor_sync(mask, sum, 1);
+    sum += __shfl_xor_sync(mask, sum, 2);
+    *(uint32_t *)(y + 32 * b + 4 * lane) = packed;
+    if (lane == 0)
+        ((float *)(y + cols))[b] = d;
+    if (lane % 4 == 0)
+        ((int16_t *)(y + cols + cols / 8))[2 * b + lane / 4] = (int16_t)sum;
+}
+
 LT_DEV void rotate(float u, float v, float c, float s, float &a, float &b)
 {
     a = lt_fma(u, c, -lt_mul(v, s));
