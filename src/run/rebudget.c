@@ -230,6 +230,7 @@ static lt_status change_budget(lt_session *s, uint64_t to, lt_budget_change c, b
         lt_plan_destroy(next);
         return st;
     }
+    lt__nvtx_push(&s->nvtx, "change of budget");
     const lt_plan_info *n = &(next ? next : s->first)->info;
     lt__share_keep(s->desc.share, n->predicted_peak_bytes - n->fixed_bytes);
     lt_device_keep(s->dev, lt__min_u64(n->predicted_peak_bytes - n->fixed_bytes, s->plan->arena_bytes));
@@ -244,6 +245,7 @@ static lt_status change_budget(lt_session *s, uint64_t to, lt_budget_change c, b
         st = was == LT_OK ? LT_OK : st;
     }
     lt_device_keep(s->dev, 0);
+    lt__nvtx_pop(&s->nvtx);
     if (next && s->own != next)
         lt_plan_destroy(next);
     if (st != LT_OK)

@@ -188,6 +188,10 @@ lt_status lt_session_create(const lt_model *m, lt_device *dev, const lt_plan *pl
     s->budget_most = plan->info.budget_bytes;
     lt__session_watch(s);
     lt__session_open_page(s);
+    lt_device_info info;
+    lt_device_get_info(dev, &info);
+    if (strcmp(info.kind, "cuda") == 0)
+        lt__nvtx_open(&s->nvtx);
     lt_status st = alloc_tables(s, err);
     if (st == LT_OK)
         st = lt__session_open_store(s, plan->direct, err);
@@ -227,6 +231,7 @@ void lt_session_destroy(lt_session *s)
     lt__free(ctx, s->next_rope, s->next_rope_bytes);
     lt__share_publish(s->desc.share, 0, 0, 0);
     lt__watcher_close(s->watcher);
+    lt__nvtx_close(&s->nvtx);
     lt__session_free_io(s, &s->io);
     lt__free(ctx, s->changes, s->cap_changes * sizeof *s->changes);
     lt__free(ctx, s, sizeof *s);
@@ -294,6 +299,7 @@ static lt_status write_inputs(lt_session *s, const int32_t *ids, uint32_t n, lt_
 /* One pass of n tokens; with the head, logits of the last one. */
 static lt_status run_pass(lt_session *s, const int32_t *ids, uint32_t n, lt__part parts, bool prefill, bool check, lt_err *err)
 {
+    lt__nvtx_push(&s->nvtx, prefill ? "prompt pass" : "decode pass");
     lt_status st = write_inputs(s, ids, n, err);
     if (st == LT_OK)
         st = lt__engine_run(s->engine, parts, n, 1, prefill, check, err);
@@ -303,6 +309,7 @@ static lt_status run_pass(lt_session *s, const int32_t *ids, uint32_t n, lt__par
         expect_position(s, s->length + n);
     lt_err late;
     lt_status sync = lt__engine_sync(s->engine, st == LT_OK ? err : &late);
+    lt__nvtx_pop(&s->nvtx);
     return st == LT_OK ? sync : st;
 }
 

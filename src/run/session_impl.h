@@ -9,6 +9,7 @@
 #include "lowtide/store.h"
 #include "models/arch.h"
 #include "run/giving.h"
+#include "run/nvtx.h"
 #include "run/share_impl.h"
 #include "run/watch.h"
 
@@ -80,6 +81,7 @@ struct lt_session {
     lt_phase         since; /* decode since the last change */
     double           change_seconds;
 
+    lt__nvtx         nvtx;
     lt__watcher     *watcher; /* NULL: not published */
     lt_watch         page;
     const lt_plan   *drawn;   /* whose places page.map shows */

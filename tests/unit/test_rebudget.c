@@ -9,7 +9,7 @@ static char llama[64], gemma[64];
 static lt_ctx *ctx;
 static _Atomic int fault_left;
 static _Atomic bool fault_hit;
-static lt_fault_point fault_point = LT_FAULT_COUNT;
+static _Atomic lt_fault_point fault_point = LT_FAULT_COUNT;
 
 static bool inject(void *user, lt_fault_point point)
 {
