@@ -237,40 +237,9 @@ void lt_session_destroy(lt_session *s)
     lt__free(ctx, s, sizeof *s);
 }
 
-/* Embedding rows come from the file at every budget: a few KiB a token, and never a place to differ. */
-static lt_status gather_rows(lt_session *s, const int32_t *ids, uint32_t n, float *embd, lt_err *err)
-{
-    const lt_tensor_info *t = s->model->weights[s->model->embd_weight].info;
-    uint32_t width = s->model->hp.embd;
-    for (uint32_t i = 0; i < n; i++) {
-        lt_status st = lt_store_read(s->store, s->files[t->file], t->offset + (uint64_t)ids[i] * s->row_bytes, s->row_buf,
-                                     s->row_bytes, err);
-        if (st != LT_OK)
-            return st;
-        lt_dtype_to_f32(t->dtype, s->row_buf, embd + (size_t)i * width, width);
-    }
-    return LT_OK;
-}
-
 static void *input_at(lt_session *s, lt_tid t, uint32_t n, uint32_t rows)
 {
     return s->io.inputs.at + lt__engine_input_offset(s->engine, t, n, rows);
-}
-
-/* Angles of n positions; of the one that was expected they are there already. */
-static void write_rope(lt_session *s, const int32_t *pos, uint32_t n)
-{
-    const lt_hparams *hp = &s->model->hp;
-    const float *ready = s->next_rope;
-    for (uint32_t r = 0; r < hp->rope_sets; ready += hp->rope[r++].rotated) {
-        if (s->t_rope[r] == LT_NO_TENSOR)
-            continue;
-        float *out = input_at(s, s->t_rope[r], n, 1);
-        if (n == 1 && pos[0] == s->next_pos)
-            memcpy(out, ready, hp->rope[r].rotated * sizeof(float));
-        else
-            lt__model_rope(s->model, r, s->plan->info.ctx, pos, n, out);
-    }
 }
 
 static void expect_position(lt_session *s, uint32_t pos)
@@ -285,13 +254,12 @@ static void expect_position(lt_session *s, uint32_t pos)
 /* All inputs of a pass whose head takes the last token's row, in one copy. */
 static lt_status write_inputs(lt_session *s, const int32_t *ids, uint32_t n, lt_err *err)
 {
-    lt_status st = gather_rows(s, ids, n, input_at(s, s->t_embd, n, 1), err);
+    lt__rows rows = {.ids = ids, .n = n, .pos = input_at(s, s->t_pos, n, 1), .embd = input_at(s, s->t_embd, n, 1)};
+    for (uint32_t r = 0; r < s->model->hp.rope_sets; r++)
+        rows.rope[r] = s->t_rope[r] == LT_NO_TENSOR ? NULL : input_at(s, s->t_rope[r], n, 1);
+    lt_status st = lt__session_fill_rows(s, &rows, err);
     if (st != LT_OK)
         return st;
-    int32_t *pos = input_at(s, s->t_pos, n, 1);
-    for (uint32_t i = 0; i < n; i++)
-        pos[i] = (int32_t)(s->length + i);
-    write_rope(s, pos, n);
     *(int32_t *)input_at(s, s->t_rows, n, 1) = (int32_t)n - 1;
     return lt__engine_write_inputs(s->engine, 0, s->io.inputs.at, lt__engine_input_offset(s->engine, LT_NO_TENSOR, n, 1), err);
 }

@@ -107,4 +107,8 @@ void lt__session_drop_saved(lt_session *s);
 void lt__session_open_page(lt_session *s);
 void lt__session_publish(lt_session *s, const char *phase, bool at_once);
 
+/* Where the rows of a pass of n tokens go; rope: by set, NULL where the graph takes none. */
+typedef struct lt__rows { const int32_t *ids; uint32_t n; int32_t *pos; float *embd, *rope[2]; } lt__rows;
+lt_status lt__session_fill_rows(lt_session *s, const lt__rows *rows, lt_err *err); /* inputs.c */
+
 #endif
