@@ -67,12 +67,12 @@ static lt_status keep_row(void *user, size_t index, const float *logits, lt_err 
 }
 
 /* All logits of n tokens: by score at one batch, and token by token by eval, on another budget. */
-static void score_is_eval(const char *path, uint32_t n_ctx, int n)
+static void score_is_eval(const char *path, uint32_t n_ctx, int n, uint32_t batch)
 {
     int32_t ids[700];
     for (int i = 0; i < n; i++)
         ids[i] = token(i);
-    rig a = open_rig(path, "cpu:threads=2", 0, n_ctx, 100, 16), b = open_rig(path, "sim:vram=64M", 0, n_ctx, 1, 1);
+    rig a = open_rig(path, "cpu:threads=2", 0, n_ctx, batch, 16), b = open_rig(path, "sim:vram=64M", 0, n_ctx, 1, 1);
     rows k = {.vocab = a.vocab};
     k.v = malloc((size_t)n * k.vocab * sizeof(float));
     assert_int_equal(lt_session_score(a.s, ids, (size_t)n, keep_row, &k, &a.err), LT_OK);
@@ -88,9 +88,9 @@ static void score_is_eval(const char *path, uint32_t n_ctx, int n)
     close_rig(&b);
 }
 
-static void score_is_eval_llama(void **state) { (void)state; score_is_eval(llama, 512, 300); }
+static void score_is_eval_llama(void **state) { (void)state; score_is_eval(llama, 512, 300, 100); }
 /* Past the window of the local layers and around their ring of pages. */
-static void score_is_eval_gemma(void **state) { (void)state; score_is_eval(gemma, 1024, 690); }
+static void score_is_eval_gemma(void **state) { (void)state; score_is_eval(gemma, 1024, 690, 512); /* whose rows several threads make */ }
 
 static void going_back(void **state)
 {
