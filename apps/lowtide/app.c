@@ -85,6 +85,22 @@ lt_status app_open(app *a, const opts *o)
     return s;
 }
 
+static const char *file_name(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    return slash && slash[1] ? slash + 1 : path;
+}
+
+static lt_share_desc share_desc(const opts *o)
+{
+    lt_share_desc d = lt_share_desc_default();
+    d.label = file_name(o->arg);
+    d.floor_bytes = o->v[OPT_floor].u;
+    if (o->v[OPT_wait].set)
+        d.wait_ns = (uint64_t)(o->v[OPT_wait].f * 1e9) + 1;
+    return d;
+}
+
 lt_status app_open_device(app *a)
 {
     const opt_value *v = a->o->v;
@@ -97,7 +113,9 @@ lt_status app_open_device(app *a)
         n += snprintf(spec + n, sizeof spec - (size_t)n, "%slock=1", strchr(spec, ':') ? "," : ":");
     if (n < 0 || (size_t)n >= sizeof spec)
         return fail(a, LT_E_INVALID, "--device: %zu characters are too long", strlen(given));
-    lt_status s = lt_device_open(a->ctx, spec, &a->dev, &a->err);
+    bool shares = a->o->arg && a->o->cmd != CMD_INDEX_PLAN; /* the others load nothing */
+    lt_share_desc sd = shares ? share_desc(a->o) : lt_share_desc_default();
+    lt_status s = shares ? lt_share_open_device(a->ctx, spec, &sd, &a->dev, &a->err) : lt_device_open(a->ctx, spec, &a->dev, &a->err);
     if (s != LT_OK)
         return s;
     lt_device_info info;
@@ -118,20 +136,9 @@ lt_status app_open_tokenizer(app *a)
 
 static uint32_t clamp_u32(uint64_t x) { return x > UINT32_MAX ? UINT32_MAX : (uint32_t)x; }
 
-static const char *file_name(const char *path)
-{
-    const char *slash = strrchr(path, '/');
-    return slash && slash[1] ? slash + 1 : path;
-}
-
 static lt_status join_share(app *a)
 {
-    const opt_value *v = a->o->v;
-    lt_share_desc d = lt_share_desc_default();
-    d.label = file_name(a->o->arg);
-    d.floor_bytes = v[OPT_floor].u;
-    if (v[OPT_wait].set)
-        d.wait_ns = (uint64_t)(v[OPT_wait].f * 1e9) + 1;
+    lt_share_desc d = share_desc(a->o);
     return lt_share_join(a->ctx, a->dev, &d, &a->share, &a->err);
 }
 

@@ -73,6 +73,8 @@ lt_device_open(lt_ctx *ctx, const char *spec, lt_device **out, lt_err *err);
 /* One line on what a kind of device found on this machine ("cuda": driver, card, kernels), or why it
  * found nothing; opens it for the moment. False when there is nothing to look for. */
 LT_API bool lt_device_probe(lt_ctx *ctx, const char *kind, char *out, size_t bytes);
+/* lt_device_info's id of the device that spec names, without opening it; false: it has none. */
+LT_API bool lt_device_identify(lt_ctx *ctx, const char *spec, char *id, size_t bytes);
 LT_API void lt_device_close(lt_device *dev); /* NULL is fine */
 LT_API void lt_device_get_info(const lt_device *dev, lt_device_info *out);
 /* free_bytes of the info alone, cheap enough to be asked every few milliseconds while work runs: what

@@ -37,6 +37,10 @@ typedef struct lt_share_desc {
 } lt_share_desc;
 
 LT_API lt_share_desc lt_share_desc_default(void);
+/* lt_device_open. Where the card has no room even for that (a context takes some hundred MiB), the others are asked,
+ * and it is tried again until desc's wait is over. */
+LT_API LT_NODISCARD lt_status
+lt_share_open_device(lt_ctx *ctx, const char *spec, const lt_share_desc *desc, lt_device **out, lt_err *err);
 /* *out NULL also where the device is nobody else's: RAM, a simulated card of one process. */
 LT_API LT_NODISCARD lt_status lt_share_join(lt_ctx *ctx, lt_device *dev, const lt_share_desc *desc, lt_share **out, lt_err *err);
 LT_API void lt_share_leave(lt_share *s); /* NULL is fine */

@@ -80,6 +80,8 @@ typedef struct lt_backend {
     const char *help; /* one line for `doctor` and --help */
     /* opts is the text behind ':', "" when there is none. */
     lt_status (*open)(lt_ctx *ctx, const char *opts, lt_device **out, lt_err *err);
+    /* lt_device_info's id of the device that opts name, without opening it; false: it has none. NULL: none has. */
+    bool (*identify)(lt_ctx *ctx, const char *opts, char *id, size_t bytes);
     /* One line on what was found on this machine, or why nothing is; NULL: nothing to look for. */
     void (*probe)(lt_ctx *ctx, char *out, size_t bytes);
 } lt_backend;

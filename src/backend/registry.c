@@ -26,6 +26,17 @@ lt_status lt_device_open(lt_ctx *ctx, const char *spec, lt_device **out, lt_err 
     return lt__fail(err, LT_E_INVALID, "no device kind '%.*s'; there are %s", (int)len, spec, names);
 }
 
+bool lt_device_identify(lt_ctx *ctx, const char *spec, char *id, size_t bytes)
+{
+    if (!ctx || !spec || !id || !bytes)
+        return false;
+    size_t len = strcspn(spec, ":");
+    for (const lt_backend *const *b = lt__backend_list(); *b; b++)
+        if (strlen((*b)->name) == len && !strncmp((*b)->name, spec, len))
+            return (*b)->identify && (*b)->identify(ctx, spec[len] ? spec + len + 1 : "", id, bytes);
+    return false;
+}
+
 bool lt_device_probe(lt_ctx *ctx, const char *kind, char *out, size_t bytes)
 {
     for (const lt_backend *const *b = lt__backend_list(); ctx && kind && out && bytes && *b; b++)

@@ -11,6 +11,7 @@
 #include "run/share_impl.h"
 
 #define WAIT_NS (UINT64_C(10) * 1000000000)
+#define CONTEXT_BYTES (UINT64_C(1) << 30) /* asked for a context and its kernels: 0.5 GiB were seen on the largest cards */
 #define LOCK_NS (UINT64_C(50) * 1000000)
 #define SWEEP_NS (UINT64_C(500) * 1000000)
 #define BEAT_NS (UINT64_C(1000) * 1000000)
@@ -62,6 +63,33 @@ lt_status lt_share_join(lt_ctx *ctx, lt_device *dev, const lt_share_desc *desc, 
     }
     *out = s;
     return LT_OK;
+}
+
+lt_status lt_share_open_device(lt_ctx *ctx, const char *spec, const lt_share_desc *desc, lt_device **out, lt_err *err)
+{
+    lt_share_desc d = desc ? *desc : lt_share_desc_default();
+    char id[48], folder[256];
+    lt__ledger *ledger;
+    lt_status st = lt_device_open(ctx, spec, out, err);
+    if (st != LT_E_DEVICE_OOM || !lt_device_identify(ctx, spec, id, sizeof id) || lt__shared_folder(folder, sizeof folder, NULL) != LT_OK ||
+        lt__ledger_open(ctx, folder, id, &ledger, NULL) != LT_OK)
+        return st;
+    lt__ledger_record own = {.ask = CONTEXT_BYTES}, others[LT__LEDGER_RECORDS];
+    snprintf(own.label, sizeof own.label, "%s", d.label ? d.label : "");
+    for (uint64_t end = lt__now_ns() + (d.wait_ns ? d.wait_ns : WAIT_NS); st == LT_E_DEVICE_OOM && lt__now_ns() < end;) {
+        uint32_t n = 1;
+        if (lt__ledger_lock(ledger, LOCK_NS)) {
+            n = lt__ledger_others(ledger, others, true);
+            (void)!lt__ledger_write(ledger, &own, NULL);
+            lt__ledger_unlock(ledger);
+        }
+        if (!n)
+            break; /* nobody there who could give */
+        nanosleep(&(struct timespec){.tv_nsec = 50000000}, NULL);
+        st = lt_device_open(ctx, spec, out, err);
+    }
+    lt__ledger_close(ledger);
+    return st;
 }
 
 void lt_share_leave(lt_share *s)

@@ -97,6 +97,16 @@ end(a)
 expect(tokens("a") == tokens("a0") and tokens("b") == tokens("b0"), "sharing changed an answer")
 expect(all(c["to"] >= 30 << 20 for c in load(path("a.json"))["budget_changes"]), "less than the floor was given back to")
 
+# A card too full even for a context: the first makes room for that too.
+full, DEV = DEV, DEV + ",fixed=5M"
+a = start("a", "one", 500)
+wait_for_text(a)
+_, text = end(start("b", "two", 60))
+end(a)
+expect(tokens("a") == tokens("a0") and tokens("b") == tokens("b0"), "sharing changed an answer")
+expect(whys("a")[0] == "another Lowtide asked", f"no room for a context was made: {whys('a')}")
+DEV = full
+
 # A damaged ledger is begun anew by the next that opens it; who was in it is again within a second.
 ledger, = [os.path.join(path("share"), f) for f in os.listdir(path("share")) if f.endswith(".ledger")]
 a = start("a", "one", 500)

@@ -426,6 +426,26 @@ static void cuda_get_stats(const lt_device *dev, lt_device_stats *out)
     out->now_ns = lt__now_ns() - d->opened_ns;
 }
 
+static bool cuda_identify(lt_ctx *ctx, const char *opts, char *id, size_t bytes)
+{
+    cuda_options o = {.vmm = true, .kernels = true};
+    bool found = false;
+    lt_cuda_device *d = lt__zalloc(ctx, sizeof *d);
+    if (!d)
+        return false;
+    d->base.ctx = ctx;
+    if (lt__spec_parse(opts, cuda_option, &o, NULL) == LT_OK && lt__cu_open(&d->cu, *o.driver ? o.driver : NULL, NULL) == LT_OK) {
+        found = find_device(d, o.ordinal, NULL) == LT_OK;
+        if (found) {
+            find_id(d);
+            snprintf(id, bytes, "%s", d->id);
+        }
+        lt__cu_close(&d->cu);
+    }
+    lt__free(ctx, d, sizeof *d);
+    return found;
+}
+
 static void cuda_probe(lt_ctx *ctx, char *out, size_t bytes)
 {
     lt_cuda_device *d = NULL;
@@ -486,5 +506,6 @@ const lt_backend lt__backend_cuda = {
     .name = "cuda",
     .help = "cuda[:device=N,sync-check=1,vmm=0,graphs=0,fuse=0,recycle=SIZE,...]  an NVIDIA card",
     .open = cuda_open,
+    .identify = cuda_identify,
     .probe = cuda_probe,
 };

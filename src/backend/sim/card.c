@@ -155,11 +155,25 @@ void lt__simcard_give(lt_simcard *c, uint64_t bytes)
     unlock(c);
 }
 
+static void name_file(const struct stat *st, char *out, size_t bytes)
+{
+    snprintf(out, bytes, "sim-%llx-%llx", (unsigned long long)st->st_dev, (unsigned long long)st->st_ino);
+}
+
 void lt__simcard_id(const lt_simcard *c, char *out, size_t bytes)
 {
     struct stat st = {0};
     (void)fstat(c->fd, &st);
-    snprintf(out, bytes, "sim-%llx-%llx", (unsigned long long)st.st_dev, (unsigned long long)st.st_ino);
+    name_file(&st, out, bytes);
+}
+
+bool lt__simcard_id_of(const char *path, char *out, size_t bytes)
+{
+    struct stat st;
+    bool found = stat(path, &st) == 0;
+    if (found)
+        name_file(&st, out, bytes);
+    return found;
 }
 
 uint64_t lt__simcard_free(lt_simcard *c)

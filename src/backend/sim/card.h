@@ -18,5 +18,6 @@ void lt__simcard_give(lt_simcard *c, uint64_t bytes);
 uint64_t lt__simcard_free(lt_simcard *c);
 /* The same for all who share it. */
 void lt__simcard_id(const lt_simcard *c, char *out, size_t bytes);
+bool lt__simcard_id_of(const char *path, char *out, size_t bytes); /* false: there is no such file */
 
 #endif

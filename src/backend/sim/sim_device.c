@@ -377,8 +377,16 @@ static lt_status sim_open(lt_ctx *ctx, const char *opts, lt_device **out, lt_err
     return LT_OK;
 }
 
+static bool sim_identify(lt_ctx *ctx, const char *opts, char *id, size_t bytes)
+{
+    (void)ctx;
+    sim_options o = {0};
+    return lt__spec_parse(opts, sim_option, &o, NULL) == LT_OK && *o.card && lt__simcard_id_of(o.card, id, bytes);
+}
+
 const lt_backend lt__backend_sim = {
     .name = "sim",
     .help = "sim[:vram=SIZE,h2d=RATE,d2h=RATE,latency=TIME,clock=real|virtual,...]  a card made of host memory",
     .open = sim_open,
+    .identify = sim_identify,
 };
