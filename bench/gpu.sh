@@ -14,7 +14,7 @@ say() { printf '%-44s %s\n' "$1" "$2" | tee -a "$work/table"; }
 
 nvidia-smi --query-gpu=name,driver_version,memory.total,pcie.link.gen.max --format=csv,noheader 2>/dev/null
 echo "== conformance on $dev"
-for t in test_device test_ops test_ops_linear test_ops_attention test_ops_bits; do
+for t in test_device test_ops test_ops_linear test_ops_attention test_ops_prefill test_ops_bits; do
     if LT_BUILD=$build LT_CONFORMANCE_DEVICES=$dev timeout 300 "$build/tests/$t" >"$work/$t.log" 2>&1; then
         say "$t" "passed; $(grep -E 'compared bit by bit' "$work/$t.log" | tail -1)"
     else
@@ -30,7 +30,7 @@ for arch in llama qwen2 qwen3 gemma3 phi3; do
     "$build/tests/mkmodel" --arch $arch $small --type Q4_K --type-of 'ffn_down=Q6_K' --seed 7 -o "$work/m.gguf" >/dev/null || failed=1
     text="The tide goes out because the Moon pulls the sea, and comes back because the Earth turns under it."
     for d in cpu "$dev"; do
-        "$lt" score "$work/m.gguf" -p "$text" -c 512 --device "$d" -q --logits "$work/${d%%:*}.npy" >/dev/null 2>"$work/err" || { cat "$work/err"; failed=1; }
+        "$lt" score "$work/m.gguf" -p "$text" -c 512 --device "$d" --attention exact -q --logits "$work/${d%%:*}.npy" >/dev/null 2>"$work/err" || { cat "$work/err"; failed=1; }
     done
     if cmp -s "$work/cpu.npy" "$work/${dev%%:*}.npy"; then say "$arch logits" "same bits"; else say "$arch logits" "DIFFER"; failed=1; fi
 done

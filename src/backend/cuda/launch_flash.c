@@ -4,18 +4,18 @@
 
 static const lt_cuda_flash kernels[] = {
 #define FLASH(name, D, KV, BN, MT, WARPS, QREG, BLOCKS)                                                                \
-    {#name, D, 16 * MT * WARPS, 32 * WARPS, LT_FLASH_BYTES(D, KV, BN, 16 * MT * WARPS, QREG), KV == 1 ? LT_DTYPE_F16 : LT_DTYPE_Q8_0, 0},
+    {#name, D, 16 * MT * WARPS, 32 * WARPS, LT_FLASH_BYTES(D, KV, BN, 16 * MT * WARPS, QREG), KV == 1 ? LT_DTYPE_F16 : LT_DTYPE_Q8_0, 0, NULL},
 #include "backend/cuda/kernels/flash.def"
 #undef FLASH
 };
 #define N (sizeof kernels / sizeof *kernels)
 
-const lt_cuda_flash *
-lt__cuda_flash_find(const lt_cuda_flash *table, size_t n, const lt_cuda_device *dev, const lt_op_args *args, const char **why)
+const lt_cuda_flash *lt__cuda_flash_find(const lt_cuda_flash *table, size_t n, lt_attention how, const lt_cuda_device *dev,
+                                         const lt_op_args *args, const char **why)
 {
     const lt_attention_params *p = &args->params.ATTENTION;
     *why = "only rows of a prompt, over an F16 or Q8_0 cache, with a scale above zero";
-    if (!args->prefill || p->how == LT_ATTENTION_EXACT || !(p->scale > 0) || (p->kv.page_bytes | p->kv.k_offset | p->kv.v_offset) % 16)
+    if (!args->prefill || p->how != how || !(p->scale > 0) || (p->kv.page_bytes | p->kv.k_offset | p->kv.v_offset) % 16)
         return NULL;
     *why = "no kernel for this size of heads and this cache";
     for (size_t i = 0; i < n; i++)
@@ -51,6 +51,24 @@ static lt_status encode(const lt_cuda_flash *kernel, lt_cuda_device *dev, const 
     return s;
 }
 
+/* Int8 keys in scratch: [kv head][place in the table x position][pitch], then their scales. */
+static lt_status encode_int8(const lt_cuda_flash *kernel, lt_cuda_device *dev, const lt_cuda_attention *a, lt_cuda_flash_maps *maps,
+                             const char *name, lt_err *err)
+{
+    uint64_t pitch = LT_SAGE_PITCH(kernel->head_dim), keys = (uint64_t)a->kv.pages * LT_KV_PAGE;
+    uint64_t n[3] = {pitch / 2, keys, (uint64_t)a->kv.kv_heads}, stride[2] = {pitch, keys * pitch};
+    return lt__cuda_tensor_encode(dev, &maps->k, a->scratch, n, stride, 64, kernel->keys, name, err);
+}
+
+static lt_status fill_maps(const lt_cuda_flash *kernel, lt_cuda_device *dev, const lt_cuda_attention *a, lt_cuda_flash_maps *maps,
+                           const char *name, lt_err *err)
+{
+    lt_status s = LT_OK;
+    if (kernel->kv == LT_DTYPE_F16 && kernel->keys)
+        s = encode(kernel, dev, a, maps, name, err);
+    return s == LT_OK && kernel->sage ? encode_int8(kernel, dev, a, maps, name, err) : s;
+}
+
 lt_status lt__cuda_flash_launch(const lt_cuda_flash *kernel, const char *family, lt_cuda_device *dev, CUstream stream,
                                 const lt_op_args *args, lt_err *err)
 {
@@ -61,18 +79,22 @@ lt_status lt__cuda_flash_launch(const lt_cuda_flash *kernel, const char *family,
         return lt__fail(err, LT_E_INVALID, "%s: the cache is at %#llx, expected a multiple of 16", name, (unsigned long long)a.cache);
     if (!a.tokens)
         return LT_OK;
-    lt_status s = kernel->keys ? encode(kernel, dev, &a, &maps, name, err) : LT_OK;
+    lt_status s = fill_maps(kernel, dev, &a, &maps, name, err);
+    lt_cuda_dim grid = {(uint32_t)a.kv.pages, (uint32_t)a.kv.kv_heads, 1}, block = {256, 1, 1};
+    if (s == LT_OK && kernel->sage)
+        s = lt__cuda_launch(dev, family, kernel->sage, grid, block, 0, stream, (void *[]){&a}, args, err);
     if (s != LT_OK)
         return s;
     int64_t rows = (int64_t)a.tokens * (a.heads / a.kv.kv_heads);
-    lt_cuda_dim grid = {(uint32_t)a.kv.kv_heads, lt__cuda_blocks(rows, kernel->rows), 1}, block = {kernel->threads, 1, 1};
+    grid = (lt_cuda_dim){(uint32_t)a.kv.kv_heads, lt__cuda_blocks(rows, kernel->rows), 1};
+    block.x = kernel->threads;
     return lt__cuda_launch(dev, family, kernel->name, grid, block, kernel->bytes, stream, (void *[]){&a, &maps}, args, err);
 }
 
 static const lt_cuda_flash *find(const lt_cuda_device *dev, const lt_op_args *args, const char **why)
 {
     *why = "tensor cores of sm_80 and later";
-    return lt__cuda_device_props(dev)->major >= 8 ? lt__cuda_flash_find(kernels, N, dev, args, why) : NULL;
+    return lt__cuda_device_props(dev)->major >= 8 ? lt__cuda_flash_find(kernels, N, LT_ATTENTION_FLASH, dev, args, why) : NULL;
 }
 
 static bool accepts(const lt_cuda_device *dev, const lt_op_args *args, const char **why) { return find(dev, args, why) != NULL; }

@@ -1,21 +1,40 @@
-/* launch_flash_sm90a.c - ATTENTION over a prompt by the warp groups of Hopper. */
+/* launch_flash_sm90a.c - ATTENTION over a prompt by the warp groups of Hopper; with int8 keys on request. */
 #include "backend/cuda/flash.h"
 
+#define CACHE(KV) (KV == 1 ? LT_DTYPE_F16 : LT_DTYPE_Q8_0)
+#define ENTRY(name, D, KV, BN, GROUPS, BYTES, KEYS) {#name, D, 64 * GROUPS, 128 * (GROUPS + 1), BYTES, CACHE(KV), BN, KEYS},
+
 static const lt_cuda_flash kernels[] = {
-#define FLASH90(name, D, KV, BN, GROUPS, TURNS, STAGES)                                                                \
-    {#name, D, 64 * GROUPS, 128 * (GROUPS + 1), LT_FLASH90_BYTES(D, BN, 64 * GROUPS, STAGES),                          \
-     KV == 1 ? LT_DTYPE_F16 : LT_DTYPE_Q8_0, KV == 1 ? BN : 0},
+#define FLASH90(name, D, KV, BN, GROUPS, TURNS, STAGES) ENTRY(name, D, KV, BN, GROUPS, LT_FLASH90_BYTES(D, BN, 64 * GROUPS, STAGES), NULL)
+#define SAGE90(name, D, KV, BN, GROUPS, TURNS, STAGES)
 #include "backend/cuda/kernels/flash_sm90a.def"
 #undef FLASH90
+#undef SAGE90
 };
+
+static const lt_cuda_flash sage_kernels[] = {
+#define FLASH90(name, D, KV, BN, GROUPS, TURNS, STAGES)
+#define SAGE90(name, D, KV, BN, GROUPS, TURNS, STAGES)                                                                 \
+    ENTRY(name, D, KV, BN, GROUPS, LT_SAGE90_BYTES(D, BN, 64 * GROUPS, STAGES), #name "_keys")
+#include "backend/cuda/kernels/flash_sm90a.def"
+#undef FLASH90
+#undef SAGE90
+};
+
+static bool on_hopper(const lt_cuda_device *dev)
+{
+    const lt_cuda_props *p = lt__cuda_device_props(dev);
+    return p->major == 9 && p->minor == 0 && lt__cuda_has_family("flash_sm90a") && lt__cuda_has_tensors(dev);
+}
 
 static const lt_cuda_flash *find(const lt_cuda_device *dev, const lt_op_args *args, const char **why)
 {
-    const lt_cuda_props *p = lt__cuda_device_props(dev);
     *why = "warp groups and the copy engine of sm_90 only";
-    if (p->major != 9 || p->minor != 0 || !lt__cuda_has_family("flash_sm90a") || !lt__cuda_has_tensors(dev))
+    if (!on_hopper(dev))
         return NULL;
-    return lt__cuda_flash_find(kernels, sizeof kernels / sizeof *kernels, dev, args, why);
+    if (args->params.ATTENTION.how == LT_ATTENTION_SAGE)
+        return lt__cuda_flash_find(sage_kernels, sizeof sage_kernels / sizeof *sage_kernels, LT_ATTENTION_SAGE, dev, args, why);
+    return lt__cuda_flash_find(kernels, sizeof kernels / sizeof *kernels, LT_ATTENTION_FLASH, dev, args, why);
 }
 
 static bool accepts(const lt_cuda_device *dev, const lt_op_args *args, const char **why) { return find(dev, args, why) != NULL; }
@@ -26,5 +45,15 @@ static lt_status launch(lt_cuda_device *dev, CUstream stream, const lt_op_args *
     return lt__cuda_flash_launch(find(dev, args, &why), "flash_sm90a", dev, stream, args, err);
 }
 
-const lt_cuda_row lt__cuda_rows_flash_sm90a[] = {{LT_OP_ATTENTION, accepts, launch, NULL}};
+/* Int8 keys and a scale for every position of the table. */
+static uint64_t scratch(const lt_cuda_device *dev, const lt_op_args *args)
+{
+    (void)dev;
+    const lt_kv_layout *kv = &args->params.ATTENTION.kv;
+    if (args->params.ATTENTION.how != LT_ATTENTION_SAGE)
+        return 0;
+    return (uint64_t)args->src[3].dim[0] * LT_KV_PAGE * kv->kv_heads * (LT_SAGE_PITCH(kv->head_dim) + sizeof(float));
+}
+
+const lt_cuda_row lt__cuda_rows_flash_sm90a[] = {{LT_OP_ATTENTION, accepts, launch, scratch}};
 const size_t lt__cuda_rows_flash_sm90a_n = 1;

@@ -13,4 +13,9 @@
 #define LT_FLASH90_PANEL(D, ROWS) (((D) + 63) / 64 * (ROWS) * 128)
 #define LT_FLASH90_BYTES(D, BN, ROWS, STAGES) (2048 + LT_FLASH90_PANEL(D, ROWS) + 2 * (STAGES) * LT_FLASH90_PANEL(D, BN))
 
+/* With int8 keys: their rows padded to panels of 128, as many for the queries, and a scale a key in each stage. */
+#define LT_SAGE_PITCH(D) (((D) + 127) / 128 * 128)
+#define LT_SAGE90_BYTES(D, BN, ROWS, STAGES)                                                                           \
+    (2048 + LT_SAGE_PITCH(D) * ((ROWS) + (STAGES) * (BN)) + (STAGES) * (LT_FLASH90_PANEL(D, BN) + 4 * (BN)))
+
 #endif

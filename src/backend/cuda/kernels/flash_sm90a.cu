@@ -2,16 +2,20 @@
  *
  * GROUPS warp groups of 64 rows each compute, one more feeds them: tiles of BN keys in a ring of two, K and V apart.
  * The products of the next tile run under the softmax of this one, and with two groups one's softmax
- * under the other's products (TURNS). */
+ * under the other's products (TURNS).
+ *
+ * SAGE: queries and keys are turned by the Hadamard matrix, which leaves their products and spreads what stands out in
+ * one channel over all, and rounded to int8 with a scale a row. sage_keys does it once a launch, into scratch. */
 #include "flash.cuh"
 #include "flash_shape.h"
 #include "wgmma.cuh"
 
-template <int D, int BN, int GROUPS, int STAGES> struct shape {
-    static constexpr int BM = 64 * GROUPS, HALF = LT_FLASH90_PANEL(D, BN);
-    static constexpr int Q = 1024, K = Q + LT_FLASH90_PANEL(D, BM), V = K + STAGES * HALF;
+template <int D, int BN, int GROUPS, int STAGES, bool SAGE> struct shape {
+    static constexpr int BM = 64 * GROUPS, K_TILE = SAGE ? LT_SAGE_PITCH(D) * BN : LT_FLASH90_PANEL(D, BN), V_TILE = LT_FLASH90_PANEL(D, BN);
+    static constexpr int Q = 1024, K = Q + (SAGE ? LT_SAGE_PITCH(D) * BM : LT_FLASH90_PANEL(D, BM)), V = K + STAGES * K_TILE;
+    static constexpr int SCALES = V + STAGES * V_TILE, END = SCALES + (SAGE ? STAGES * BN * 4 : 0);
     static constexpr int FULL = 0, EMPTY = 2 * STAGES, BARS = 4 * STAGES; /* full K, full V, empty K, empty V, each a stage */
-    static_assert(V + STAGES * HALF + 1024 == LT_FLASH90_BYTES(D, BN, BM, STAGES), "launches ask for as much");
+    static_assert(END + 1024 == (SAGE ? LT_SAGE90_BYTES(D, BN, BM, STAGES) : LT_FLASH90_BYTES(D, BN, BM, STAGES)), "launches ask for as much");
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -63,27 +67,40 @@ template <int D, int KV, int BN> LT_DEV void feed_half(const lt_cuda_attention &
 
 /* The feeding group. Its first thread has the copy engine bring what the rows see all of; what they see in part, and
  * Q8_0, all threads bring. */
-template <int D, int KV, int BN, int GROUPS, int STAGES>
+template <int D, int KV, int BN, int GROUPS, int STAGES, bool SAGE>
 LT_DEV void feed(const lt_cuda_attention &a, const lt_cuda_flash_maps &maps, uint32_t smem, uint32_t bars, int begin, int end, int kv_head,
                  const flash_span &sp)
 {
-    typedef shape<D, BN, GROUPS, STAGES> S;
+    typedef shape<D, BN, GROUPS, STAGES, SAGE> S;
     const bool lead = threadIdx.x % 128 == 0;
     int page = -1, page_of = -1;
     bool taken = true; /* false: the computing groups are stuck, which they report */
     for (int h = 0; h < 2 * (end - begin + 1); h++) {
         const int value = h % 2, tile = begin + h / 2, stage = h / 2 % STAGES, round = h / 2 / STAGES, base = tile * BN;
         const uint32_t room = bars + 8 * (S::EMPTY + value * STAGES + stage), full = bars + 8 * (S::FULL + value * STAGES + stage);
-        const uint32_t to = smem + (value ? S::V : S::K) + stage * S::HALF;
+        const uint32_t to = smem + (value ? S::V + stage * S::V_TILE : S::K + stage * S::K_TILE);
         if (base / LT_PAGE != page_of) {
             page_of = base / LT_PAGE;
             page = lt_page(a.kv, a.table, page_of);
+        }
+        if (SAGE && !value) {
+            if (!lead)
+                continue;
+            const int keys = a.kv.pages * LT_PAGE, key = page_of % a.kv.pages * LT_PAGE + base % LT_PAGE;
+            const float *scales = (const float *)(a.scratch + (uint64_t)a.kv.kv_heads * keys * LT_SAGE_PITCH(D)) + (int64_t)kv_head * keys + key;
+            taken = taken && (!round || bar_wait(room, (round - 1) & 1));
+            bar_expect(full, S::K_TILE + 4 * BN);
+#pragma unroll
+            for (int x = 0; x < D; x += 128)
+                box_copy(to + x * BN, &maps.k, x / 2, key, kv_head, full);
+            bulk_copy(smem + S::SCALES + stage * BN * 4, scales, 4 * BN, full);
+            continue;
         }
         if (KV == 1 && page >= 0 && (!value || (base >= sp.first && base + BN - 1 <= sp.last))) {
             if (!lead)
                 continue;
             taken = taken && (!round || bar_wait(room, (round - 1) & 1));
-            bar_expect(full, S::HALF);
+            bar_expect(full, S::V_TILE);
 #pragma unroll
             for (int x = 0; x < D; x += 64)
                 box_copy(to + x * BN * 2, value ? &maps.v : &maps.k, x, kv_head * LT_PAGE + base % LT_PAGE, page, full);
@@ -110,6 +127,94 @@ template <int D, int BN, int ROWS> LT_DEV void scores(float (&s)[BN / 8][4], uin
     for (int i = 0; i < D / 16; i++)
         wg_product<BN>(s, wg_desc(q + i / 4 * ROWS * 128 + i % 4 * 32, 16), wg_desc(k + i / 4 * BN * 128 + i % 4 * 32, 16), i > 0);
     wg_commit();
+}
+
+template <int D, int BN, int ROWS> LT_DEV void scores8(uint32_t (&s)[BN / 8][4], uint32_t q, uint32_t k)
+{
+    wg_fence();
+#pragma unroll
+    for (int i = 0; i < D / 32; i++)
+        wg_product8<BN>(s, wg_desc(q + i / 4 * ROWS * 128 + i % 4 * 32, 16), wg_desc(k + i / 4 * BN * 128 + i % 4 * 32, 16), i > 0);
+    wg_commit();
+}
+
+/* Integers below 2^22 to floats, times the scale of their key. */
+template <int BN> LT_DEV void to_floats(float (&s)[BN / 8][4], const uint32_t (&n)[BN / 8][4], uint32_t scales)
+{
+    scales += threadIdx.x % 4 * 8;
+#pragma unroll
+    for (int i = 0; i < BN / 8; i++) {
+        float d[2];
+        asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];" : "=f"(d[0]), "=f"(d[1]) : "r"(scales + 32 * i));
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            s[i][k] = (__uint_as_float(0x4b400000u + n[i][k]) - 12582912.0f) * d[k % 2];
+    }
+}
+
+/* The elements x of a lane, lane * E + e of a row of 32 E, times the Hadamard matrix of that size. */
+template <int E> LT_DEV void hadamard(float (&x)[E])
+{
+#pragma unroll
+    for (int h = 1; h < E; h *= 2)
+#pragma unroll
+        for (int e = 0; e < E; e++)
+            if (!(e & h)) {
+                const float u = x[e], v = x[e | h];
+                x[e] = u + v;
+                x[e | h] = u - v;
+            }
+#pragma unroll
+    for (int h = 1; h < 32; h *= 2)
+#pragma unroll
+        for (int e = 0; e < E; e++) {
+            const float v = __shfl_xor_sync(LT_FULL, x[e], h);
+            x[e] = (threadIdx.x & h) ? v - x[e] : x[e] + v;
+        }
+}
+
+/* A row to int8, in place of its floats; returns the scale, NaN for a row that is not finite. */
+template <int E> LT_DEV float round8(const float (&x)[E], int8_t (&n)[E])
+{
+    uint32_t top = 0;
+#pragma unroll
+    for (int e = 0; e < E; e++)
+        top = max(top, __float_as_uint(x[e]) & 0x7fffffffu);
+    top = __reduce_max_sync(LT_FULL, top);
+    const float most = __uint_as_float(top), by = top >= 0x7f800000u || most < 1e-36f ? 0.0f : 127.0f / most;
+#pragma unroll
+    for (int e = 0; e < E; e++)
+        n[e] = (int8_t)__float2int_rn(x[e] * by);
+    return top >= 0x7f800000u ? __int_as_float(0x7fffffff) : by > 0 ? most / 127.0f : 0.0f;
+}
+
+/* Sixteen rows of queries, as flash_stage. */
+template <int D, class AT, class PUT> LT_DEV void sage_stage(const lt_cuda_attention &a, int row0, int group, int kv_head, AT at, PUT put)
+{
+    constexpr int E = D / 32, R = 8;
+    const int lane = (int)threadIdx.x % 32;
+#pragma unroll 1
+    for (int b = 0; b < 16; b += R) {
+        float x[R][E];
+#pragma unroll
+        for (int r = 0; r < R; r++) {
+            const float *q = flash_row(a, a.q, a.q_token, a.q_head, row0 + b + r, group, kv_head);
+#pragma unroll
+            for (int e = 0; e < E; e++)
+                x[r][e] = q ? __ldg(q + lane * E + e) : 0.0f;
+        }
+#pragma unroll
+        for (int r = 0; r < R; r++) {
+            int8_t n[E];
+            hadamard<E>(x[r]);
+            const float d = round8<E>(x[r], n);
+            uint8_t *to = at(b + r, lane * E);
+#pragma unroll
+            for (int e = 0; e < E; e += 2)
+                *(uint16_t *)(to + e) = (uint16_t)((uint8_t)n[e] | (uint8_t)n[e + 1] << 8);
+            put(b + r, a.scale * 1.44269504f * (d / D));
+        }
+    }
 }
 
 template <int D, int BN> LT_DEV void weigh(float (&o)[D / 8][4], const uint32_t (&p)[BN / 16][4], uint32_t v)
@@ -139,19 +244,27 @@ template <int OT> LT_DEV void rescale(float (&o)[OT][4], const float (&fix)[2])
             o[i][k] *= fix[k / 2];
 }
 
-template <int D, int BN, int GROUPS, bool TURNS, int STAGES>
+template <int D, int BN, int GROUPS, bool TURNS, int STAGES, bool SAGE>
 LT_DEV void compute(const lt_cuda_attention &a, uint8_t *mem, uint32_t smem, uint32_t bars, int begin, int end, int row0, int group, int kv_head, const flash_span &sp)
 {
-    typedef shape<D, BN, GROUPS, STAGES> S;
+    typedef shape<D, BN, GROUPS, STAGES, SAGE> S;
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, wg = warp / 4;
     flash_rows r;
-    flash_stage<D>(
-        a, row0 + warp * 16, group, kv_head,
-        [&](int i, int j) { return mem + S::Q + wg_at<S::BM>(warp * 16 + i, j / 8) + j % 8 * 2; },
-        [&](int i, float f) {
-            if (i % 8 == lane / 4)
-                r.scale[i / 8] = f;
-        });
+    r.scale[0] = r.scale[1] = 0.0f;
+    const auto keep = [&](int i, float f) {
+        if (i % 8 == lane / 4) {
+            r.scale[0] = i < 8 ? f : r.scale[0];
+            r.scale[1] = i < 8 ? r.scale[1] : f;
+        }
+    };
+    if constexpr (SAGE)
+        sage_stage<D>(
+            a, row0 + warp * 16, group, kv_head,
+            [&](int i, int j) { return mem + S::Q + wg_at<S::BM>(warp * 16 + i, j / 16) + j % 16; }, keep);
+    else
+        flash_stage<D>(
+            a, row0 + warp * 16, group, kv_head,
+            [&](int i, int j) { return mem + S::Q + wg_at<S::BM>(warp * 16 + i, j / 8) + j % 8 * 2; }, keep);
     wg_proxy();
     named_sync(1 + wg, 128);
 #pragma unroll
@@ -175,6 +288,23 @@ LT_DEV void compute(const lt_cuda_attention &a, uint8_t *mem, uint32_t smem, uin
         if (lane == 0)
             bar_arrive(bars + 8 * (S::EMPTY + value * STAGES + n % STAGES));
     };
+    uint32_t n8[SAGE ? BN / 8 : 1][4];
+    const auto begin_scores = [&](int n) {
+        const uint32_t k = smem + S::K + n % STAGES * S::K_TILE;
+        if constexpr (SAGE)
+            scores8<D, BN, S::BM>(n8, q, k);
+        else
+            scores<D, BN, S::BM>(s, q, k);
+    };
+    const auto end_scores = [&](int n) { /* after their wait */
+        if constexpr (SAGE) {
+            wg_hold(n8);
+            to_floats<BN>(s, n8, smem + S::SCALES + n % STAGES * BN * 4);
+        } else {
+            wg_hold(s);
+        }
+        empty(0, n);
+    };
     const auto soften = [&](int tile) {
         if (!(tile * BN >= sp.all_first && tile * BN + BN - 1 <= sp.all_last))
             flash_mask<BN / 8>(s, r, tile * BN);
@@ -183,10 +313,9 @@ LT_DEV void compute(const lt_cuda_attention &a, uint8_t *mem, uint32_t smem, uin
     if (TURNS && wg == 1)
         named_arrive(8, 256); /* the first turn is group 0's */
     full(0, 0);
-    scores<D, BN, S::BM>(s, q, smem + S::K);
+    begin_scores(0);
     wg_wait<0>();
-    wg_hold(s);
-    empty(0, 0);
+    end_scores(0);
     soften(begin);
     pack<BN>(p, s);
     full(1, 0);
@@ -194,13 +323,12 @@ LT_DEV void compute(const lt_cuda_attention &a, uint8_t *mem, uint32_t smem, uin
         full(0, n);
         if (TURNS)
             named_sync(8 + wg, 256);
-        scores<D, BN, S::BM>(s, q, smem + S::K + n % STAGES * S::HALF);
-        weigh<D, BN>(o, p, smem + S::V + (n - 1) % STAGES * S::HALF);
+        begin_scores(n);
+        weigh<D, BN>(o, p, smem + S::V + (n - 1) % STAGES * S::V_TILE);
         if (TURNS)
             named_arrive(8 + (wg ^ 1), 256);
         wg_wait<1>();
-        wg_hold(s);
-        empty(0, n);
+        end_scores(n);
         soften(begin + n);
         wg_hold(s);
         full(1, n); /* a branch, which keeps the softmax before the wait, under the products */
@@ -214,7 +342,7 @@ LT_DEV void compute(const lt_cuda_attention &a, uint8_t *mem, uint32_t smem, uin
     }
     if (TURNS && wg == 0)
         named_sync(8, 256);
-    weigh<D, BN>(o, p, smem + S::V + (end - begin) % STAGES * S::HALF);
+    weigh<D, BN>(o, p, smem + S::V + (end - begin) % STAGES * S::V_TILE);
     wg_wait<0>();
     wg_hold(o);
     flash_total(r);
@@ -223,9 +351,9 @@ LT_DEV void compute(const lt_cuda_attention &a, uint8_t *mem, uint32_t smem, uin
     flash_store<D / 8>(a, o, r, row0 + warp * 16 + lane / 4, group, kv_head);
 }
 
-template <int D, int KV, int BN, int GROUPS, bool TURNS, int STAGES> LT_DEV void flash90(const lt_cuda_attention &a, const lt_cuda_flash_maps &maps)
+template <int D, int KV, int BN, int GROUPS, bool TURNS, int STAGES, bool SAGE> LT_DEV void flash90(const lt_cuda_attention &a, const lt_cuda_flash_maps &maps)
 {
-    typedef shape<D, BN, GROUPS, STAGES> S;
+    typedef shape<D, BN, GROUPS, STAGES, SAGE> S;
     extern __shared__ uint8_t shared[];
     const uint32_t raw = (uint32_t)__cvta_generic_to_shared(shared), smem = (raw + 1023) / 1024 * 1024, bars = smem;
     const int group = a.heads / a.kv.kv_heads, kv_head = (int)blockIdx.x;
@@ -245,24 +373,92 @@ template <int D, int KV, int BN, int GROUPS, bool TURNS, int STAGES> LT_DEV void
             asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         else
             asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
-        feed<D, KV, BN, GROUPS, STAGES>(a, maps, smem, bars, begin, end, kv_head, sp);
+        feed<D, KV, BN, GROUPS, STAGES, SAGE>(a, maps, smem, bars, begin, end, kv_head, sp);
     } else {
         if constexpr (GROUPS == 2)
             asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
         else
             asm volatile("setmaxnreg.inc.sync.aligned.u32 160;");
-        compute<D, BN, GROUPS, TURNS, STAGES>(a, shared + (smem - raw), smem, bars, begin, end, row0, group, kv_head, sp);
+        compute<D, BN, GROUPS, TURNS, STAGES, SAGE>(a, shared + (smem - raw), smem, bars, begin, end, row0, group, kv_head, sp);
     }
 }
+
+/* A page of keys of one kv head to int8, a warp a row. */
+template <int D, int KV> LT_DEV void sage_keys(const lt_cuda_attention &a)
+{
+    constexpr int E = D / 32, WARPS = 8;
+    __shared__ int lo[WARPS], hi[WARPS];
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, slot = (int)blockIdx.x, kv_head = (int)blockIdx.y;
+    int least = 0x7fffffff, most = -1;
+#pragma unroll 4
+    for (int t = (int)threadIdx.x; t < a.tokens; t += 32 * WARPS) {
+        const int pos = __ldg((const int *)a.pos + t);
+        least = min(least, pos);
+        most = max(most, pos);
+    }
+    least = __reduce_min_sync(LT_FULL, least);
+    most = __reduce_max_sync(LT_FULL, most);
+    if (lane == 0)
+        lo[warp] = least, hi[warp] = most;
+    __syncthreads();
+    for (int w = 0; w < WARPS; w++)
+        least = min(least, lo[w]), most = max(most, hi[w]);
+    if (most < 0)
+        return;
+    const int first = flash_first(a.window, max(least, 0)), begin = first / LT_PAGE;
+    const int logical = begin + (slot - begin % a.kv.pages + a.kv.pages) % a.kv.pages; /* the page of the span in this place of the table */
+    if (logical > most / LT_PAGE)
+        return;
+    const uint8_t *page = flash_page(a, logical * LT_PAGE, kv_head);
+    if (!page)
+        return;
+    const uint64_t key0 = ((uint64_t)kv_head * a.kv.pages + slot) * LT_PAGE;
+    float *scales = (float *)(a.scratch + (uint64_t)a.kv.kv_heads * a.kv.pages * LT_PAGE * LT_SAGE_PITCH(D)) + key0;
+    const int from = max(first - logical * LT_PAGE, 0), to = min(most - logical * LT_PAGE, LT_PAGE - 1);
+#pragma unroll 2
+    for (int i = from + warp; i <= to; i += WARPS) {
+        const uint8_t *row = page + (uint64_t)i * a.kv.row_bytes;
+        float x[E];
+        int8_t n[E];
+        if (KV == 1) {
+#pragma unroll
+            for (int e = 0; e < E; e++)
+                x[e] = lt_half(__ldg((const unsigned short *)row + lane * E + e));
+        } else {
+            const uint8_t *b = row + lane * E / 32 * 34;
+            const float d = lt_half(__ldg((const unsigned short *)b));
+#pragma unroll
+            for (int e = 0; e < E; e++)
+                x[e] = d * (float)(int8_t)__ldg(b + 2 + lane * E % 32 + e);
+        }
+        hadamard<E>(x);
+        const float d = round8<E>(x, n);
+        uint8_t *out = (uint8_t *)a.scratch + (key0 + i) * LT_SAGE_PITCH(D) + lane * E;
+#pragma unroll
+        for (int e = 0; e < E; e += 2)
+            *(uint16_t *)(out + e) = (uint16_t)((uint8_t)n[e] | (uint8_t)n[e + 1] << 8);
+        if (lane == 0)
+            scales[i] = d;
+    }
+}
+#define KEYS(D, KV) sage_keys<D, KV>(a)
 #define BODY(...) flash90<__VA_ARGS__>(a, maps)
 #else
 #define BODY(...) (void)a, (void)maps
+#define KEYS(D, KV) (void)a
 #endif
 
 #define FLASH90(name, D, KV, BN, GROUPS, TURNS, STAGES)                                                                \
     extern "C" __global__ void __launch_bounds__(128 * (GROUPS + 1), 1)                                                \
         name(lt_cuda_attention a, const __grid_constant__ lt_cuda_flash_maps maps)                                     \
     {                                                                                                                  \
-        BODY(D, KV, BN, GROUPS, TURNS, STAGES);                                                                        \
+        BODY(D, KV, BN, GROUPS, TURNS, STAGES, false);                                                                        \
     }
+#define SAGE90(name, D, KV, BN, GROUPS, TURNS, STAGES)                                                                 \
+    extern "C" __global__ void __launch_bounds__(128 * (GROUPS + 1), 1)                                                \
+        name(lt_cuda_attention a, const __grid_constant__ lt_cuda_flash_maps maps)                                     \
+    {                                                                                                                  \
+        BODY(D, KV, BN, GROUPS, TURNS, STAGES, true);                                                                  \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(256) name##_keys(lt_cuda_attention a) { KEYS(D, KV); }
 #include "flash_sm90a.def"

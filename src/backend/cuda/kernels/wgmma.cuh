@@ -75,6 +75,25 @@ template <int N> LT_DEV void wg_product(float (&d)[N / 8][4], uint64_t a, uint64
         WG_SS(128, WG_T0 WG_T32 WG_T40 WG_T48 WG_T56, WG_64(d, 0), "64", "65", "66");
 }
 
+/* Integers: d (+)= a . b^T of int8, 32 of the sum a time. */
+#define WG_I4(d, i) "+r"((d)[i][0]), "+r"((d)[i][1]), "+r"((d)[i][2]), "+r"((d)[i][3])
+#define WG_I16(d, i) WG_I4(d, i), WG_I4(d, i + 1), WG_I4(d, i + 2), WG_I4(d, i + 3)
+#define WG_I32(d, i) WG_I16(d, i), WG_I16(d, i + 4)
+#define WG_I64(d, i) WG_I32(d, i), WG_I32(d, i + 8)
+#define WG_SS8(N, TEXT, OUT, A, B, ADD)                                                                                \
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %" ADD ", 0; wgmma.mma_async.sync.aligned.m64n" #N                    \
+                 "k32.s32.s8.s8 {" TEXT "}, %" A ", %" B ", p; }"                                                      \
+                 : OUT                                                                                                 \
+                 : "l"(a), "l"(b), "r"(add))
+template <int N> LT_DEV void wg_product8(uint32_t (&d)[N / 8][4], uint64_t a, uint64_t b, int add)
+{
+    static_assert(N == 64 || N == 128, "keys of a tile");
+    if constexpr (N == 64)
+        WG_SS8(64, WG_T0, WG_I32(d, 0), "32", "33", "34");
+    else
+        WG_SS8(128, WG_T0 WG_T32 WG_T40 WG_T48 WG_T56, WG_I64(d, 0), "64", "65", "66");
+}
+
 /* d += a . b, a in registers, the rows of b along the sum. */
 #define WG_RS(N, TEXT, OUT, A0, A1, A2, A3, B)                                                                         \
     asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.f16.f16 {" TEXT "}, {%" A0 ",%" A1 ",%" A2 ",%" A3    \
@@ -147,6 +166,11 @@ LT_DEV void box_copy(uint32_t to, const lt_cuda_tensor *map, int x, int y, int z
 {
     asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
                  "l"(map), "r"(x), "r"(y), "r"(z), "r"(bar)
+                 : "memory");
+}
+LT_DEV void bulk_copy(uint32_t to, const void *from, int bytes, uint32_t bar)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(bytes), "r"(bar)
                  : "memory");
 }
 LT_DEV void named_sync(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
