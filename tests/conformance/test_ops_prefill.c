@@ -246,6 +246,46 @@ static void kinds_of_attention(void **state)
     cache_free(&c);
 }
 
+/* Positions and pages are data: a wrong one is an error of the queue, never a wild access. */
+static void wild_positions_and_pages_are_errors(void **state)
+{
+    (void)state;
+    static const struct { int32_t pos, page; const char *text; } bad[] = {
+        {-1, 0, "position -1"}, {256, 0, "pages back"}, {0, -1, "page -1"}, {0, 7, "page 7"},
+    };
+    for (int n = 0; n < 4 * 2 * 2; n++) {
+        int b = n % 4, kv = n / 4 % 2, sage = n / 8;
+        setup s = {.kv = kv_types[kv], .dim = 64, .length = 200, .tokens = 20, .kv_heads = 1, .heads = 2};
+        cache c = prompt_cache(&s);
+        c.c.args.params.ATTENTION.how = sage ? LT_ATTENTION_SAGE : LT_ATTENTION_FLASH;
+        c.pos[7] = bad[b].page == 0 ? bad[b].pos : c.pos[7];
+        c.table[0] = bad[b].page ? bad[b].page : c.table[0];
+        for (int d = 0; d < g_rig.n; d++) {
+            rig_device *dev = &g_rig.device[d];
+            lt_op_args a = c.c.args;
+            lt_queue *q;
+            lt_err err = {0};
+            if (sage && !has_sage(dev, &c.c, NULL))
+                continue;
+            dev->used = 0;
+            a.dst.addr = rig_place(dev, c.c.dst_bytes);
+            RIG_OK(lt_queue_create(dev->dev, LT_QUEUE_COMPUTE, &q, &e_));
+            for (uint32_t i = 0; i < a.n_src; i++) {
+                a.src[i].addr = rig_place(dev, c.c.src_bytes[i]);
+                RIG_OK(lt_queue_copy_in(q, a.src[i].addr, c.c.src[i], c.c.src_bytes[i], &e_));
+            }
+            uint64_t scratch = lt__device_scratch_bytes(dev->dev, &a);
+            a.scratch = scratch ? rig_place(dev, scratch) : 0;
+            RIG_OK(lt__queue_launch(q, &a, &e_));
+            assert_int_equal(lt_queue_sync(q, &err), LT_E_INVALID);
+            if (!strstr(err.text, bad[b].text) || !strstr(err.text, "attention"))
+                fail_msg("%s: \"%s\" names neither \"%s\" nor the op", dev->spec, err.text, bad[b].text);
+            lt_queue_destroy(q);
+        }
+        cache_free(&c);
+    }
+}
+
 /* Memory beside the views grows no faster than the tokens, and never when there are fewer of them. */
 static void scratch_is_linear_in_length(void **state)
 {
@@ -284,6 +324,7 @@ int main(void)
         cmocka_unit_test(planted_bugs_are_caught),
         cmocka_unit_test(sage_is_bounded_and_does_not_depend_on_the_batch),
         cmocka_unit_test(kinds_of_attention),
+        cmocka_unit_test(wild_positions_and_pages_are_errors),
         cmocka_unit_test(scratch_is_linear_in_length),
     };
     return cmocka_run_group_tests(tests, rig_setup, rig_teardown);

@@ -8,7 +8,6 @@
 typedef struct lt_cuda_flash {
     const char *name;
     uint32_t    head_dim, rows, threads, bytes; /* rows: (token, head) pairs of a block; bytes of shared memory */
-    lt_dtype    kv;
     uint32_t    keys; /* of a tile, where the copy engine brings them; else 0 */
     const char *sage; /* kernel that rounds the keys to int8, or NULL */
 } lt_cuda_flash;
@@ -19,6 +18,7 @@ const lt_cuda_flash *lt__cuda_flash_find(const lt_cuda_flash *table, size_t n, l
 /* Maps of K and V are made where the kernel has keys. */
 LT_NODISCARD lt_status lt__cuda_flash_launch(const lt_cuda_flash *kernel, const char *family, lt_cuda_device *dev, CUstream stream,
                                              const lt_op_args *args, lt_err *err);
+uint64_t lt__cuda_flash_scratch(const lt_cuda_flash *kernel, const lt_op_args *args);
 lt_cuda_attention lt__cuda_attention_args(const lt_cuda_device *dev, const lt_op_args *args);
 
 #endif

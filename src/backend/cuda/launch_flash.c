@@ -3,8 +3,7 @@
 #include "backend/cuda/flash.h"
 
 static const lt_cuda_flash kernels[] = {
-#define FLASH(name, D, KV, BN, MT, WARPS, QREG, BLOCKS)                                                                \
-    {#name, D, 16 * MT * WARPS, 32 * WARPS, LT_FLASH_BYTES(D, KV, BN, 16 * MT * WARPS, QREG), KV == 1 ? LT_DTYPE_F16 : LT_DTYPE_Q8_0, 0, NULL},
+#define FLASH(name, D, BN, MT, WARPS, QREG, BLOCKS) {#name, D, 16 * MT * WARPS, 32 * WARPS, LT_FLASH_BYTES(D, BN, 16 * MT * WARPS, QREG), 0, NULL},
 #include "backend/cuda/kernels/flash.def"
 #undef FLASH
 };
@@ -17,10 +16,11 @@ const lt_cuda_flash *lt__cuda_flash_find(const lt_cuda_flash *table, size_t n, l
     *why = "only rows of a prompt, over an F16 or Q8_0 cache, with a scale above zero";
     if (!args->prefill || p->how != how || !(p->scale > 0) || (p->kv.page_bytes | p->kv.k_offset | p->kv.v_offset) % 16)
         return NULL;
-    *why = "no kernel for this size of heads and this cache";
+    if (p->kv.dtype != LT_DTYPE_F16 && p->kv.dtype != LT_DTYPE_Q8_0)
+        return NULL;
+    *why = "no kernel for this size of heads";
     for (size_t i = 0; i < n; i++)
-        if (table[i].head_dim == p->kv.head_dim && table[i].kv == p->kv.dtype &&
-            table[i].bytes <= lt__cuda_device_props(dev)->shared_optin_bytes) {
+        if (table[i].head_dim == p->kv.head_dim && table[i].bytes <= lt__cuda_device_props(dev)->shared_optin_bytes) {
             uint64_t rows = (uint64_t)args->src[0].dim[0] * (p->heads / p->kv.kv_heads);
             *why = "too many tokens in one pass";
             return rows <= UINT64_C(65535) * table[i].rows ? &table[i] : NULL;
@@ -60,13 +60,33 @@ static lt_status encode_int8(const lt_cuda_flash *kernel, lt_cuda_device *dev, c
     return lt__cuda_tensor_encode(dev, &maps->k, a->scratch, n, stride, 64, kernel->keys, name, err);
 }
 
-static lt_status fill_maps(const lt_cuda_flash *kernel, lt_cuda_device *dev, const lt_cuda_attention *a, lt_cuda_flash_maps *maps,
-                           const char *name, lt_err *err)
+static uint64_t expanded_bytes(const lt_kv_layout *kv, uint64_t pages)
 {
-    lt_status s = LT_OK;
-    if (kernel->kv == LT_DTYPE_F16 && kernel->keys)
-        s = encode(kernel, dev, a, maps, name, err);
-    return s == LT_OK && kernel->sage ? encode_int8(kernel, dev, a, maps, name, err) : s;
+    uint64_t page = (uint64_t)kv->kv_heads * LT_KV_PAGE * kv->head_dim * 4;
+    return kv->dtype == LT_DTYPE_F16 ? 0 : lt__round_up(pages * (page + sizeof(int32_t)), 256);
+}
+
+/* A Q8_0 cache as F16 where the table leads to it, and int8 keys and their scales, by place in the table. */
+uint64_t lt__cuda_flash_scratch(const lt_cuda_flash *kernel, const lt_op_args *args)
+{
+    const lt_kv_layout *kv = &args->params.ATTENTION.kv;
+    uint64_t pages = (uint64_t)args->src[3].dim[0];
+    uint64_t keys = kernel->sage ? pages * LT_KV_PAGE * kv->kv_heads * (LT_SAGE_PITCH(kv->head_dim) + sizeof(float)) : 0;
+    return expanded_bytes(kv, pages) + keys;
+}
+
+static lt_status expand(lt_cuda_device *dev, CUstream stream, lt_cuda_attention *a, const lt_op_args *args, lt_err *err)
+{
+    uint32_t pages = (uint32_t)a->kv.pages;
+    lt_cuda_dim grid = {pages, (uint32_t)a->kv.kv_heads, 2}, block = {256, 1, 1};
+    lt_status s = lt__cuda_launch(dev, "attention", "attention_expand", grid, block, 0, stream, (void *[]){a}, args, err);
+    a->kv.row_bytes = (uint64_t)a->kv.head_dim * 2;
+    a->kv.v_offset = (uint64_t)a->kv.kv_heads * LT_KV_PAGE * a->kv.row_bytes;
+    a->kv.k_offset = 0, a->kv.page_bytes = 2 * a->kv.v_offset, a->kv.dtype = 1, a->kv.limit = a->kv.pages;
+    a->cache = a->scratch;
+    a->table = a->scratch + pages * a->kv.page_bytes;
+    a->scratch += expanded_bytes(&args->params.ATTENTION.kv, pages);
+    return s;
 }
 
 lt_status lt__cuda_flash_launch(const lt_cuda_flash *kernel, const char *family, lt_cuda_device *dev, CUstream stream,
@@ -79,8 +99,12 @@ lt_status lt__cuda_flash_launch(const lt_cuda_flash *kernel, const char *family,
         return lt__fail(err, LT_E_INVALID, "%s: the cache is at %#llx, expected a multiple of 16", name, (unsigned long long)a.cache);
     if (!a.tokens)
         return LT_OK;
-    lt_status s = fill_maps(kernel, dev, &a, &maps, name, err);
+    lt_status s = args->params.ATTENTION.kv.dtype == LT_DTYPE_Q8_0 ? expand(dev, stream, &a, args, err) : LT_OK;
+    if (s == LT_OK && kernel->keys)
+        s = encode(kernel, dev, &a, &maps, name, err);
     lt_cuda_dim grid = {(uint32_t)a.kv.pages, (uint32_t)a.kv.kv_heads, 1}, block = {256, 1, 1};
+    if (s == LT_OK && kernel->sage)
+        s = encode_int8(kernel, dev, &a, &maps, name, err);
     if (s == LT_OK && kernel->sage)
         s = lt__cuda_launch(dev, family, kernel->sage, grid, block, 0, stream, (void *[]){&a}, args, err);
     if (s != LT_OK)
@@ -105,5 +129,11 @@ static lt_status launch(lt_cuda_device *dev, CUstream stream, const lt_op_args *
     return lt__cuda_flash_launch(find(dev, args, &why), "flash", dev, stream, args, err);
 }
 
-const lt_cuda_row lt__cuda_rows_flash[] = {{LT_OP_ATTENTION, accepts, launch, NULL}};
+static uint64_t scratch(const lt_cuda_device *dev, const lt_op_args *args)
+{
+    const char *why;
+    return lt__cuda_flash_scratch(find(dev, args, &why), args);
+}
+
+const lt_cuda_row lt__cuda_rows_flash[] = {{LT_OP_ATTENTION, accepts, launch, scratch}};
 const size_t lt__cuda_rows_flash_n = 1;

@@ -1,21 +1,20 @@
 /* launch_flash_sm90a.c - ATTENTION over a prompt by the warp groups of Hopper; with int8 keys on request. */
 #include "backend/cuda/flash.h"
 
-#define CACHE(KV) (KV == 1 ? LT_DTYPE_F16 : LT_DTYPE_Q8_0)
-#define ENTRY(name, D, KV, BN, GROUPS, BYTES, KEYS) {#name, D, 64 * GROUPS, 128 * (GROUPS + 1), BYTES, CACHE(KV), BN, KEYS},
+#define ENTRY(name, D, BN, GROUPS, BYTES, KEYS) {#name, D, 64 * GROUPS, 128 * (GROUPS + 1), BYTES, BN, KEYS},
 
 static const lt_cuda_flash kernels[] = {
-#define FLASH90(name, D, KV, BN, GROUPS, TURNS, STAGES) ENTRY(name, D, KV, BN, GROUPS, LT_FLASH90_BYTES(D, BN, 64 * GROUPS, STAGES), NULL)
-#define SAGE90(name, D, KV, BN, GROUPS, TURNS, STAGES)
+#define FLASH90(name, D, BN, GROUPS, TURNS, STAGES) ENTRY(name, D, BN, GROUPS, LT_FLASH90_BYTES(D, BN, 64 * GROUPS, STAGES), NULL)
+#define SAGE90(name, D, BN, GROUPS, TURNS, STAGES)
 #include "backend/cuda/kernels/flash_sm90a.def"
 #undef FLASH90
 #undef SAGE90
 };
 
 static const lt_cuda_flash sage_kernels[] = {
-#define FLASH90(name, D, KV, BN, GROUPS, TURNS, STAGES)
-#define SAGE90(name, D, KV, BN, GROUPS, TURNS, STAGES)                                                                 \
-    ENTRY(name, D, KV, BN, GROUPS, LT_SAGE90_BYTES(D, BN, 64 * GROUPS, STAGES), #name "_keys")
+#define FLASH90(name, D, BN, GROUPS, TURNS, STAGES)
+#define SAGE90(name, D, BN, GROUPS, TURNS, STAGES)                                                                 \
+    ENTRY(name, D, BN, GROUPS, LT_SAGE90_BYTES(D, BN, 64 * GROUPS, STAGES), #name "_keys")
 #include "backend/cuda/kernels/flash_sm90a.def"
 #undef FLASH90
 #undef SAGE90
@@ -45,14 +44,10 @@ static lt_status launch(lt_cuda_device *dev, CUstream stream, const lt_op_args *
     return lt__cuda_flash_launch(find(dev, args, &why), "flash_sm90a", dev, stream, args, err);
 }
 
-/* Int8 keys and a scale for every position of the table. */
 static uint64_t scratch(const lt_cuda_device *dev, const lt_op_args *args)
 {
-    (void)dev;
-    const lt_kv_layout *kv = &args->params.ATTENTION.kv;
-    if (args->params.ATTENTION.how != LT_ATTENTION_SAGE)
-        return 0;
-    return (uint64_t)args->src[3].dim[0] * LT_KV_PAGE * kv->kv_heads * (LT_SAGE_PITCH(kv->head_dim) + sizeof(float));
+    const char *why;
+    return lt__cuda_flash_scratch(find(dev, args, &why), args);
 }
 
 const lt_cuda_row lt__cuda_rows_flash_sm90a[] = {{LT_OP_ATTENTION, accepts, launch, scratch}};

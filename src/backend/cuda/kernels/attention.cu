@@ -5,7 +5,7 @@
  * attention_f16_* is the same for an F16 cache: a block takes up to eight heads of one kv head, and the page's keys
  * and values come through shared memory, all of them in flight at once. */
 #include "attention_shape.h"
-#include "common.cuh"
+#include "flash.cuh"
 
 #define THREADS 256
 #define DIM_MAX 1024
@@ -427,3 +427,43 @@ ATTENTION_F16(1)
 ATTENTION_F16(2)
 ATTENTION_F16(4)
 ATTENTION_F16(8)
+
+/* A Q8_0 cache as F16 for kernels of prompts: block (place in the table, kv head, K or V) writes the page's seen rows to
+ * scratch, pages by place [K of all kv heads, V of all kv heads], and behind them a table of their own. */
+extern "C" __global__ void __launch_bounds__(THREADS) attention_expand(lt_cuda_attention a)
+{
+    lt_begin();
+#if __CUDA_ARCH__ >= 800
+    const int slot = (int)blockIdx.x, kv_head = (int)blockIdx.y, value = (int)blockIdx.z, blocks = a.kv.head_dim / 32;
+    const uint64_t part = (uint64_t)a.kv.kv_heads * LT_PAGE * a.kv.head_dim * 2;
+    int from, to;
+    const int logical = flash_slot(a, slot, from, to);
+    const uint8_t *page = logical < 0 ? NULL : flash_page(a, logical * LT_PAGE, kv_head);
+    if (kv_head == 0 && value == 0 && threadIdx.x == 0)
+        ((int *)(a.scratch + 2 * part * a.kv.pages))[slot] = page ? slot : -1;
+    if (!page)
+        return;
+    page += value ? a.kv.v_offset - a.kv.k_offset : 0;
+    uint4 *out = (uint4 *)(a.scratch + (2 * (uint64_t)slot + value) * part + (uint64_t)kv_head * LT_PAGE * a.kv.head_dim * 2);
+    for (int n = from * blocks + (int)threadIdx.x; n < (to + 1) * blocks; n += THREADS) {
+        const unsigned short *b = (const unsigned short *)(page + 34 * n);
+        uint32_t w[17];
+#pragma unroll
+        for (int j = 0; j < 17; j++)
+            w[j] = __ldg(b + j);
+        const float d = lt_half(w[0]);
+#pragma unroll
+        for (int q = 0; q < 4; q++) {
+            uint32_t h[4];
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                const uint32_t u = w[1 + 4 * q + j];
+                h[j] = flash_pack(d * (float)(int8_t)(u & 0xff), d * (float)(int8_t)(u >> 8));
+            }
+            out[4 * n + q] = make_uint4(h[0], h[1], h[2], h[3]);
+        }
+    }
+#else
+    (void)a;
+#endif
+}

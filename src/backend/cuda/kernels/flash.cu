@@ -27,12 +27,10 @@ LT_DEV void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-template <int D, int KV, int BN, int MT, int WARPS, bool QREG> struct shape {
+template <int D, int BN, int MT, int WARPS, bool QREG> struct shape {
     static constexpr int BM = 16 * MT * WARPS, THREADS = 32 * WARPS, PITCH = 2 * D + 16;
-    static constexpr int HALF = LT_FLASH_HALF(D, BN);    /* K or V of a tile */
-    static constexpr int RAW = LT_FLASH_RAW(D, KV, BN);  /* the same in Q8_0 */
-    static constexpr int Q_AT = QREG ? 0 : LT_FLASH_TILES(D, KV, BN), RAW_AT = LT_FLASH_RAW_AT(D, KV, BN, BM, QREG);
-    static_assert(!QREG || BM * PITCH <= LT_FLASH_TILES(D, KV, BN), "queries pass through the tiles");
+    static constexpr int HALF = LT_FLASH_HALF(D, BN), Q_AT = QREG ? 0 : 4 * HALF; /* K or V of a tile; two tiles of both */
+    static_assert(!QREG || BM * PITCH <= 4 * HALF, "queries pass through the tiles");
 };
 
 /* Tile of BN keys from `base`; positions outside first .. last become 0. */
@@ -53,34 +51,9 @@ template <class S, int D, int BN> LT_DEV void load_tile(const lt_cuda_attention 
     }
 }
 
-/* The same of Q8_0, as it lies: its rows are neighbours. */
-template <class S, int D, int BN> LT_DEV void load_raw(const lt_cuda_attention &a, uint32_t to, const uint8_t *page, int base)
+template <int D, int BN, int MT, int WARPS, bool QREG> LT_DEV void flash_mma(const lt_cuda_attention &a)
 {
-    const int64_t v = (int64_t)(a.kv.v_offset - a.kv.k_offset);
-    const uint8_t *k = page ? page + (base % LT_PAGE) * (D / 32 * 34) : (const uint8_t *)a.cache;
-    for (int i = (int)threadIdx.x; i < S::RAW / 16; i += S::THREADS) {
-        flash_copy16(to + 16 * i, k + (page ? 16 * i : 0), page != NULL);
-        flash_copy16(to + S::RAW + 16 * i, k + (page ? v + 16 * i : 0), page != NULL);
-    }
-}
-
-template <class S, int D, int BN> LT_DEV void expand(uint8_t *to, const uint8_t *raw, int base, const flash_span &sp)
-{
-    constexpr int PAIRS = D / 2;
-    for (int n = (int)threadIdx.x; n < 2 * BN * PAIRS; n += S::THREADS) {
-        const int row = n / PAIRS, j = n % PAIRS * 2, pos = base + row % BN; /* K rows, then V rows */
-        const uint8_t *b = raw + row * (D / 32 * 34) + j / 32 * 34;
-        const float d = lt_half(*(const unsigned short *)b);
-        const unsigned short w = *(const unsigned short *)(b + 2 + j % 32);
-        const bool there = pos >= sp.first && pos <= sp.last;
-        *(__half2 *)(to + row * S::PITCH + 2 * j) =
-            __floats2half2_rn(there ? d * (float)(int8_t)(w & 0xff) : 0.0f, there ? d * (float)(int8_t)(w >> 8) : 0.0f);
-    }
-}
-
-template <int D, int KV, int BN, int MT, int WARPS, bool QREG> LT_DEV void flash_mma(const lt_cuda_attention &a)
-{
-    typedef shape<D, KV, BN, MT, WARPS, QREG> S;
+    typedef shape<D, BN, MT, WARPS, QREG> S;
     constexpr int NT = BN / 8, KD = D / 16, OT = D / 8;
     extern __shared__ __align__(128) uint8_t shared[];
     const uint32_t base_at = (uint32_t)__cvta_generic_to_shared(shared);
@@ -138,10 +111,7 @@ template <int D, int KV, int BN, int MT, int WARPS, bool QREG> LT_DEV void flash
                 page_of = tile * BN / LT_PAGE;
                 page = flash_page(a, tile * BN, kv_head);
             }
-            if (KV == 2)
-                load_raw<S, D, BN>(a, base_at + S::RAW_AT + stage * 2 * S::RAW, page, tile * BN);
-            else
-                load_tile<S, D, BN>(a, base_at + stage * 2 * S::HALF, page, tile * BN, sp);
+            load_tile<S, D, BN>(a, base_at + stage * 2 * S::HALF, page, tile * BN, sp);
         }
         flash_commit();
     };
@@ -150,11 +120,7 @@ template <int D, int KV, int BN, int MT, int WARPS, bool QREG> LT_DEV void flash
         flash_wait<0>();
         __syncthreads();
         fetch(tile + 1, stage ^ 1);
-        uint32_t k_at = base_at + (KV == 2 ? 0 : stage * 2 * S::HALF);
-        if (KV == 2) {
-            expand<S, D, BN>(shared, shared + S::RAW_AT + stage * 2 * S::RAW, tile * BN, sp);
-            __syncthreads();
-        }
+        const uint32_t k_at = base_at + stage * 2 * S::HALF;
         float s[MT][NT][4];
 #pragma unroll
         for (int t = 0; t < MT; t++)
@@ -220,8 +186,6 @@ template <int D, int KV, int BN, int MT, int WARPS, bool QREG> LT_DEV void flash
                 }
             }
         }
-        if (KV == 2)
-            __syncthreads(); /* the one expanded tile is free again */
     }
     flash_wait<0>();
 #pragma unroll
@@ -237,9 +201,9 @@ template <int D, int KV, int BN, int MT, int WARPS, bool QREG> LT_DEV void flash
 #else
 #define BODY(...) (void)a
 #endif
-#define FLASH(name, D, KV, BN, MT, WARPS, QREG, BLOCKS)                                                                \
+#define FLASH(name, D, BN, MT, WARPS, QREG, BLOCKS)                                                                    \
     extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) name(lt_cuda_attention a)                         \
     {                                                                                                                  \
-        BODY(D, KV, BN, MT, WARPS, QREG);                                                                              \
+        BODY(D, BN, MT, WARPS, QREG);                                                                                  \
     }
 #include "flash.def"

@@ -204,6 +204,36 @@ LT_DEV const uint8_t *flash_page(const lt_cuda_attention &a, int pos, int kv_hea
                     : lt_at<const uint8_t>(a.cache, (int64_t)((uint64_t)page * a.kv.page_bytes + a.kv.k_offset +
                                                               (uint64_t)kv_head * LT_PAGE * a.kv.row_bytes));
 }
+
+/* For kernels of 256 threads that prepare a place of the table: the page of the launch's span that lies there, and its rows
+ * from .. to that are seen; -1 where there is none. */
+LT_DEV int flash_slot(const lt_cuda_attention &a, int slot, int &from, int &to)
+{
+    __shared__ int lo[8], hi[8];
+    int least = 0x7fffffff, most = -1;
+#pragma unroll 4
+    for (int t = (int)threadIdx.x; t < a.tokens; t += 256) {
+        const int pos = __ldg((const int *)a.pos + t);
+        least = min(least, pos);
+        most = max(most, pos);
+    }
+    least = __reduce_min_sync(LT_FULL, least);
+    most = __reduce_max_sync(LT_FULL, most);
+    if (threadIdx.x % 32 == 0) {
+        lo[threadIdx.x / 32] = least;
+        hi[threadIdx.x / 32] = most;
+    }
+    __syncthreads();
+    for (int w = 0; w < 8; w++) {
+        least = min(least, lo[w]);
+        most = max(most, hi[w]);
+    }
+    const int first = flash_first(a.window, max(least, 0)), begin = first / LT_PAGE;
+    const int page = begin + (slot - begin % a.kv.pages + a.kv.pages) % a.kv.pages;
+    from = max(first - page * LT_PAGE, 0);
+    to = min(most - page * LT_PAGE, LT_PAGE - 1);
+    return most < 0 || page > most / LT_PAGE ? -1 : page;
+}
 #endif
 
 #endif

@@ -2,12 +2,9 @@
 #ifndef LT_CUDA_FLASH_SHAPE_H
 #define LT_CUDA_FLASH_SHAPE_H
 
-/* flash.cu: rows of 2 D + 16 bytes; two tiles of K and V in flight, of Q8_0 one expanded and two as they lie. */
+/* flash.cu: rows of 2 D + 16 bytes; two tiles of K and V in flight; queries that do not fit the registers. */
 #define LT_FLASH_HALF(D, BN) ((BN) * (2 * (D) + 16))
-#define LT_FLASH_RAW(D, KV, BN) ((KV) == 2 ? (BN) * ((D) / 32 * 34) : 0)
-#define LT_FLASH_TILES(D, KV, BN) (((KV) == 2 ? 2 : 4) * LT_FLASH_HALF(D, BN))
-#define LT_FLASH_RAW_AT(D, KV, BN, ROWS, QREG) (LT_FLASH_TILES(D, KV, BN) + ((QREG) ? 0 : (ROWS) * (2 * (D) + 16)))
-#define LT_FLASH_BYTES(D, KV, BN, ROWS, QREG) (LT_FLASH_RAW_AT(D, KV, BN, ROWS, QREG) + 4 * LT_FLASH_RAW(D, KV, BN))
+#define LT_FLASH_BYTES(D, BN, ROWS, QREG) (4 * LT_FLASH_HALF(D, BN) + ((QREG) ? 0 : (ROWS) * (2 * (D) + 16)))
 
 /* flash_sm90a.cu: panels of 64 columns; barriers, queries, stages of K, stages of V; 1024 to align. */
 #define LT_FLASH90_PANEL(D, ROWS) (((D) + 63) / 64 * (ROWS) * 128)

@@ -19,55 +19,22 @@ template <int D, int BN, int GROUPS, int STAGES, bool SAGE> struct shape {
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-/* Bytes b of Q8_0 to two halves: exact integers, then one rounding with the scale. */
-LT_DEV __half2 q8_pair(uint32_t b, __half2 d)
-{
-    const uint32_t u = __byte_perm(b ^ 0x8080u, 0x64646464u, 0x4140);
-    const __half2 h = __hsub2(*(const __half2 *)&u, __float2half2_rn(1152.0f));
-    return __hmul2(h, d);
-}
-
 /* K or V of a tile. Positions outside first .. last become 0. */
-template <int D, int KV, int BN> LT_DEV void feed_half(const lt_cuda_attention &a, uint32_t to, const uint8_t *rows, int base, const flash_span &sp)
+template <int D, int BN> LT_DEV void feed_part(const lt_cuda_attention &a, uint32_t to, const uint8_t *rows, int base, const flash_span &sp)
 {
+    constexpr int CHUNKS = D / 8;
     const int tid = (int)threadIdx.x % 128;
-    if (KV == 1) {
-        constexpr int CHUNKS = D / 8;
 #pragma unroll 4 /* more would not fit the registers */
-        for (int i = 0; i < BN * CHUNKS / 128; i++) {
-            const int n = i * 128 + tid, row = n / CHUNKS, c = n % CHUNKS;
-            const bool there = rows && base + row >= sp.first && base + row <= sp.last;
-            flash_copy16(to + wg_at<BN>(row, c), there ? rows + 16 * n : (const uint8_t *)a.cache, there);
-        }
-        return;
-    }
-    constexpr int BLOCKS = D / 32;
-#pragma unroll 2
-    for (int i = 0; i < BN * BLOCKS / 128; i++) {
-        const int n = i * 128 + tid, row = n / BLOCKS, c = n % BLOCKS;
+    for (int i = 0; i < BN * CHUNKS / 128; i++) {
+        const int n = i * 128 + tid, row = n / CHUNKS, c = n % CHUNKS;
         const bool there = rows && base + row >= sp.first && base + row <= sp.last;
-        uint32_t w[17];
-        const unsigned short *b = (const unsigned short *)(rows + 34 * n);
-#pragma unroll
-        for (int j = 0; j < 17; j++)
-            w[j] = there ? __ldg(b + j) : 0;
-        const __half2 d = __half2half2(__ushort_as_half((unsigned short)w[0]));
-#pragma unroll
-        for (int q = 0; q < 4; q++) {
-            __half2 h[4];
-#pragma unroll
-            for (int j = 0; j < 4; j++)
-                h[j] = q8_pair(w[1 + 4 * q + j], d);
-            const uint32_t *u = (const uint32_t *)h;
-            asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(to + wg_at<BN>(row, 4 * c + q)), "r"(u[0]), "r"(u[1]), "r"(u[2]),
-                         "r"(u[3]));
-        }
+        flash_copy16(to + wg_at<BN>(row, c), there ? rows + 16 * n : (const uint8_t *)a.cache, there);
     }
 }
 
-/* The feeding group. Its first thread has the copy engine bring what the rows see all of; what they see in part, and
- * Q8_0, all threads bring. */
-template <int D, int KV, int BN, int GROUPS, int STAGES, bool SAGE>
+/* The feeding group. Its first thread has the copy engine bring what the rows see all of; what they see in part
+ * all threads bring. */
+template <int D, int BN, int GROUPS, int STAGES, bool SAGE>
 LT_DEV void feed(const lt_cuda_attention &a, const lt_cuda_flash_maps &maps, uint32_t smem, uint32_t bars, int begin, int end, int kv_head,
                  const flash_span &sp)
 {
@@ -96,7 +63,7 @@ LT_DEV void feed(const lt_cuda_attention &a, const lt_cuda_flash_maps &maps, uin
             bulk_copy(smem + S::SCALES + stage * BN * 4, scales, 4 * BN, full);
             continue;
         }
-        if (KV == 1 && page >= 0 && (!value || (base >= sp.first && base + BN - 1 <= sp.last))) {
+        if (page >= 0 && (!value || (base >= sp.first && base + BN - 1 <= sp.last))) {
             if (!lead)
                 continue;
             taken = taken && (!round || bar_wait(room, (round - 1) & 1));
@@ -110,7 +77,7 @@ LT_DEV void feed(const lt_cuda_attention &a, const lt_cuda_flash_maps &maps, uin
         taken = taken && (!round || bar_wait(room, (round - 1) & 1));
         const uint8_t *rows = page < 0 ? NULL : lt_at<const uint8_t>(a.cache, (int64_t)((uint64_t)page * a.kv.page_bytes +
                 (value ? a.kv.v_offset : a.kv.k_offset) + ((uint64_t)kv_head * LT_PAGE + base % LT_PAGE) * a.kv.row_bytes));
-        feed_half<D, KV, BN>(a, to, rows, base, sp);
+        feed_part<D, BN>(a, to, rows, base, sp);
         flash_commit();
         flash_wait<0>();
         wg_proxy();
@@ -351,7 +318,7 @@ LT_DEV void compute(const lt_cuda_attention &a, uint8_t *mem, uint32_t smem, uin
     flash_store<D / 8>(a, o, r, row0 + warp * 16 + lane / 4, group, kv_head);
 }
 
-template <int D, int KV, int BN, int GROUPS, bool TURNS, int STAGES, bool SAGE> LT_DEV void flash90(const lt_cuda_attention &a, const lt_cuda_flash_maps &maps)
+template <int D, int BN, int GROUPS, bool TURNS, int STAGES, bool SAGE> LT_DEV void flash90(const lt_cuda_attention &a, const lt_cuda_flash_maps &maps)
 {
     typedef shape<D, BN, GROUPS, STAGES, SAGE> S;
     extern __shared__ uint8_t shared[];
@@ -373,7 +340,7 @@ template <int D, int KV, int BN, int GROUPS, bool TURNS, int STAGES, bool SAGE> 
             asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         else
             asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
-        feed<D, KV, BN, GROUPS, STAGES, SAGE>(a, maps, smem, bars, begin, end, kv_head, sp);
+        feed<D, BN, GROUPS, STAGES, SAGE>(a, maps, smem, bars, begin, end, kv_head, sp);
     } else {
         if constexpr (GROUPS == 2)
             asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
@@ -384,53 +351,25 @@ template <int D, int KV, int BN, int GROUPS, bool TURNS, int STAGES, bool SAGE> 
 }
 
 /* A page of keys of one kv head to int8, a warp a row. */
-template <int D, int KV> LT_DEV void sage_keys(const lt_cuda_attention &a)
+template <int D> LT_DEV void sage_keys(const lt_cuda_attention &a)
 {
-    constexpr int E = D / 32, WARPS = 8;
-    __shared__ int lo[WARPS], hi[WARPS];
-    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, slot = (int)blockIdx.x, kv_head = (int)blockIdx.y;
-    int least = 0x7fffffff, most = -1;
-#pragma unroll 4
-    for (int t = (int)threadIdx.x; t < a.tokens; t += 32 * WARPS) {
-        const int pos = __ldg((const int *)a.pos + t);
-        least = min(least, pos);
-        most = max(most, pos);
-    }
-    least = __reduce_min_sync(LT_FULL, least);
-    most = __reduce_max_sync(LT_FULL, most);
-    if (lane == 0)
-        lo[warp] = least, hi[warp] = most;
-    __syncthreads();
-    for (int w = 0; w < WARPS; w++)
-        least = min(least, lo[w]), most = max(most, hi[w]);
-    if (most < 0)
-        return;
-    const int first = flash_first(a.window, max(least, 0)), begin = first / LT_PAGE;
-    const int logical = begin + (slot - begin % a.kv.pages + a.kv.pages) % a.kv.pages; /* the page of the span in this place of the table */
-    if (logical > most / LT_PAGE)
-        return;
-    const uint8_t *page = flash_page(a, logical * LT_PAGE, kv_head);
+    constexpr int E = D / 32;
+    const int lane = (int)threadIdx.x % 32, slot = (int)blockIdx.x, kv_head = (int)blockIdx.y;
+    int from, to;
+    const int logical = flash_slot(a, slot, from, to);
+    const uint8_t *page = logical < 0 ? NULL : flash_page(a, logical * LT_PAGE, kv_head);
     if (!page)
         return;
     const uint64_t key0 = ((uint64_t)kv_head * a.kv.pages + slot) * LT_PAGE;
     float *scales = (float *)(a.scratch + (uint64_t)a.kv.kv_heads * a.kv.pages * LT_PAGE * LT_SAGE_PITCH(D)) + key0;
-    const int from = max(first - logical * LT_PAGE, 0), to = min(most - logical * LT_PAGE, LT_PAGE - 1);
 #pragma unroll 2
-    for (int i = from + warp; i <= to; i += WARPS) {
-        const uint8_t *row = page + (uint64_t)i * a.kv.row_bytes;
+    for (int i = from + (int)threadIdx.x / 32; i <= to; i += 8) {
+        const unsigned short *row = (const unsigned short *)(page + (uint64_t)i * a.kv.row_bytes) + lane * E;
         float x[E];
         int8_t n[E];
-        if (KV == 1) {
 #pragma unroll
-            for (int e = 0; e < E; e++)
-                x[e] = lt_half(__ldg((const unsigned short *)row + lane * E + e));
-        } else {
-            const uint8_t *b = row + lane * E / 32 * 34;
-            const float d = lt_half(__ldg((const unsigned short *)b));
-#pragma unroll
-            for (int e = 0; e < E; e++)
-                x[e] = d * (float)(int8_t)__ldg(b + 2 + lane * E % 32 + e);
-        }
+        for (int e = 0; e < E; e++)
+            x[e] = lt_half(__ldg(row + e));
         hadamard<E>(x);
         const float d = round8<E>(x, n);
         uint8_t *out = (uint8_t *)a.scratch + (key0 + i) * LT_SAGE_PITCH(D) + lane * E;
@@ -441,24 +380,24 @@ template <int D, int KV> LT_DEV void sage_keys(const lt_cuda_attention &a)
             scales[i] = d;
     }
 }
-#define KEYS(D, KV) sage_keys<D, KV>(a)
+#define KEYS(D) sage_keys<D>(a)
 #define BODY(...) flash90<__VA_ARGS__>(a, maps)
 #else
 #define BODY(...) (void)a, (void)maps
-#define KEYS(D, KV) (void)a
+#define KEYS(D) (void)a
 #endif
 
-#define FLASH90(name, D, KV, BN, GROUPS, TURNS, STAGES)                                                                \
+#define FLASH90(name, D, BN, GROUPS, TURNS, STAGES)                                                                    \
     extern "C" __global__ void __launch_bounds__(128 * (GROUPS + 1), 1)                                                \
         name(lt_cuda_attention a, const __grid_constant__ lt_cuda_flash_maps maps)                                     \
     {                                                                                                                  \
-        BODY(D, KV, BN, GROUPS, TURNS, STAGES, false);                                                                        \
+        BODY(D, BN, GROUPS, TURNS, STAGES, false);                                                                        \
     }
-#define SAGE90(name, D, KV, BN, GROUPS, TURNS, STAGES)                                                                 \
+#define SAGE90(name, D, BN, GROUPS, TURNS, STAGES)                                                                     \
     extern "C" __global__ void __launch_bounds__(128 * (GROUPS + 1), 1)                                                \
         name(lt_cuda_attention a, const __grid_constant__ lt_cuda_flash_maps maps)                                     \
     {                                                                                                                  \
-        BODY(D, KV, BN, GROUPS, TURNS, STAGES, true);                                                                  \
+        BODY(D, BN, GROUPS, TURNS, STAGES, true);                                                                  \
     }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(256) name##_keys(lt_cuda_attention a) { KEYS(D, KV); }
+    extern "C" __global__ void __launch_bounds__(256) name##_keys(lt_cuda_attention a) { KEYS(D); }
 #include "flash_sm90a.def"
