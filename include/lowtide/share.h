@@ -1,11 +1,13 @@
 /* share.h - several Lowtide processes on one card, started in any order.
  *
- *     lt_share *share;  lt_plan *plan;
+ *     lt_share *share;  lt_profile prof;  lt_session *session;
+ *     lt_plan_desc d = lt_plan_desc_default();
+ *     lt_session_desc sd = lt_session_desc_default();
  *     lt_share_join(ctx, dev, NULL, &share, &err);
+ *     lt_profile_get(ctx, dev, NULL, &prof, &err);
  *     lt_share_make_plan(share, model, dev, &prof, &d, &plan, &err);   // waits for room, asks others for it
- *     session_desc.share = share;
- *     lt_session_create(model, dev, plan, &session_desc, &session, &err);
- *     ...
+ *     sd.share = share;
+ *     lt_session_create(model, dev, plan, &sd, &session, &err);
  *     lt_session_destroy(session);
  *     lt_share_leave(share);
  *

@@ -135,7 +135,7 @@ expect(not [f for f in os.listdir(tmp) if ".tmp-" in f], "temporary files stay")
 
 # Help, completion, manual: every command and option in each.
 commands = re.findall(r"^  (\w+)  ", lt("help").stdout, re.M)
-expect({"run", "plan", "inspect", "tokenize", "score", "bench", "doctor", "pull", "replay", "completion", "man"} <= set(commands), f"{commands}")
+expect({"run", "plan", "inspect", "tokenize", "score", "bench", "doctor", "top", "pull", "replay", "completion", "man"} <= set(commands), f"{commands}")
 script = path("lowtide.bash")
 with open(script, "w") as f:
     f.write(lt("completion", "bash").stdout)
@@ -150,7 +150,7 @@ def complete(*words):
 
 if shutil.which("bash"):
     expect(set(commands) <= set(complete("lowtide", "''")), f"completion: {complete('lowtide', chr(39) * 2)}")
-    expect(complete("lowtide", "to") == ["tokenize"], f"completion: {complete('lowtide', 'to')}")
+    expect(complete("lowtide", "tok") == ["tokenize"], f"completion: {complete('lowtide', 'tok')}")
     expect(complete("lowtide", "run", "--rep") == ["--repeat-penalty", "--repeat-last", "--report"], f"{complete('lowtide', 'run', '--rep')}")
     expect("m.gguf" in complete("lowtide", "run", "m."), "completion: files")
     expect(complete("lowtide", "inspect", "--log") == [], "completion: an option of another command")
