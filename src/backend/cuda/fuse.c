@@ -59,6 +59,14 @@ static bool same_view(const lt_view *a, const lt_view *b)
 
 static bool is_matrix(const lt_view *v) { return v->ndim == 2 && v->dtype == LT_DTYPE_F32 && v->dim[0] > 0; }
 
+/* --- one kernel ------------------------------------------------------------------------ */
+
+static lt_status give_fused(lt_cuda_device *d, CUstream stream, const lt_launch_list *list, const lt_cuda_step *p, lt_err *err)
+{
+    lt_cuda_step s = *p; /* parameters are no const to the driver */
+    return lt__cuda_launch(d, "fused", s.kernel, s.grid, s.block, s.shared_bytes, stream, (void *[]){&s.u}, list->args[s.first], err);
+}
+
 /* --- rows: norm, sum, norm, quantise ---------------------------------------------------- */
 
 /* Rows in blocks of their own: `out` of one may not lie on what another reads. */
@@ -125,7 +133,7 @@ static bool chain(lt_cuda_device *d, const lt_launch_list *list, size_t first, l
     }
     if (quant)
         c.q = quant->dst.addr, c.q_row = quant->dst.stride[0];
-    *out = (lt_cuda_step){.first = first, .n = i - first, .kernel = "chain", .grid = {(uint32_t)rows, 1, 1},
+    *out = (lt_cuda_step){.first = first, .n = i - first, .give = give_fused, .kernel = "chain", .grid = {(uint32_t)rows, 1, 1},
                           .block = {threads_of(cols), 1, 1}, .shared_bytes = (uint32_t)cols * 4, .u.chain = c};
     return true;
 }
@@ -144,7 +152,7 @@ static bool gate(const lt_launch_list *list, size_t first, lt_cuda_step *out)
                       .cols = (int32_t)a->dst.dim[1], .gelu = a->op == LT_OP_GELU_MUL};
     if (read_later(list, first + 2, &a->dst))
         g.y = a->dst.addr, g.y_row = a->dst.stride[0];
-    *out = (lt_cuda_step){.first = first, .n = 2, .kernel = "gate_quantize", .block = {256, 1, 1}, .u.gate = g,
+    *out = (lt_cuda_step){.first = first, .n = 2, .give = give_fused, .kernel = "gate_quantize", .block = {256, 1, 1}, .u.gate = g,
                           .grid = {lt__cuda_blocks((int64_t)g.rows * (g.cols / 32), 8), 1, 1}};
     return true;
 }
@@ -185,10 +193,17 @@ static bool heads(lt_cuda_device *d, const lt_launch_list *list, size_t first, l
     if (norms)
         h.wq = a[0]->src[1].addr, h.wk = a[1]->src[1].addr, h.eps_q = a[0]->params.RMS_NORM.eps, h.eps_k = a[1]->params.RMS_NORM.eps;
     lt__cuda_kv_fill(&h.kv, d, store, kv, &store->dst);
-    *out = (lt_cuda_step){.first = first, .n = norms + 3, .kernel = "heads_store", .block = {256, 1, 1},
+    *out = (lt_cuda_step){.first = first, .n = norms + 3, .give = give_fused, .kernel = "heads_store", .block = {256, 1, 1},
                           .grid = {(uint32_t)(q->dim[1] + 2 * k->dim[1]), (uint32_t)q->dim[0], 1},
                           .shared_bytes = 2 * kv->head_dim * 4, .u.heads = h};
     return true;
+}
+
+/* --- products of one x ------------------------------------------------------------------- */
+
+static lt_status give_group(lt_cuda_device *d, CUstream stream, const lt_launch_list *list, const lt_cuda_step *p, lt_err *err)
+{
+    return lt__cuda_linear_group(d, stream, list->args + p->first, (uint32_t)p->n, err);
 }
 
 /* Prompts go to tensor cores where there are some; a group would take another way. */
@@ -198,14 +213,35 @@ static bool products(lt_cuda_device *d, const lt_launch_list *list, size_t first
     uint32_t n = 1;
     while (first + n < list->n && !a[n]->prefill && a[n]->op == LT_OP_LINEAR && lt__cuda_linear_group_ok(d, a, n + 1))
         n++;
-    *out = (lt_cuda_step){.first = first, .n = n};
+    *out = (lt_cuda_step){.first = first, .n = n, .give = give_group};
     return n > 1 && !a[0]->prefill;
+}
+
+/* --- attention, quantised ------------------------------------------------------------------ */
+
+static lt_status give_attention(lt_cuda_device *d, CUstream stream, const lt_launch_list *list, const lt_cuda_step *p, lt_err *err)
+{
+    const lt_op_args *quant = list->args[p->first + 1];
+    return lt__cuda_decode(d, stream, list->args[p->first], &quant->dst, read_later(list, p->first + 2, &quant->src[0]), err);
+}
+
+static bool attention(lt_cuda_device *d, const lt_launch_list *list, size_t first, lt_cuda_step *out)
+{
+    const lt_op_args *a = list->args[first], *q = first + 1 < list->n ? list->args[first + 1] : NULL;
+    const lt_view *y = &a->dst, *x = q ? &q->src[0] : NULL;
+    if (!q || q->op != LT_OP_QUANTIZE || !lt__cuda_decodes(d, a) || a->params.ATTENTION.kv.head_dim % 32 || !is_matrix(x) ||
+        x->addr != y->addr || x->dim[0] != y->dim[0] || x->dim[1] != y->dim[1] * y->dim[2] || y->stride[1] != y->dim[2] * y->stride[2] ||
+        (x->dim[0] > 1 && x->stride[0] != y->stride[0]) || views_meet(&q->dst, y))
+        return false;
+    *out = (lt_cuda_step){.first = first, .n = 2, .give = give_attention};
+    return true;
 }
 
 bool lt__cuda_fuse(lt_cuda_device *d, const lt_launch_list *list, size_t first, lt_cuda_step *out)
 {
     switch (list->args[first]->op) {
     case LT_OP_RMS_NORM: return heads(d, list, first, out) || chain(d, list, first, out);
+    case LT_OP_ATTENTION: return attention(d, list, first, out);
     case LT_OP_LINEAR: return products(d, list, first, out);
     case LT_OP_ADD: return chain(d, list, first, out);
     case LT_OP_ROPE: return heads(d, list, first, out);

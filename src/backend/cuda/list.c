@@ -27,6 +27,11 @@ static const char *name_of(const lt_op_args *a) { return a->name ? a->name : lt_
 
 /* --- compiling ------------------------------------------------------------------------ */
 
+static lt_status give_alone(lt_cuda_device *d, CUstream stream, const lt_launch_list *list, const lt_cuda_step *p, lt_err *err)
+{
+    return p->row->launch(d, stream, list->args[p->first], err);
+}
+
 static lt_status make_steps(lt_cuda_device *d, const lt_launch_list *list, compiled *c, lt_err *err)
 {
     bool faults = atomic_load(&d->fail_in[LT_CUDA_FAULT_launch]) != 0;
@@ -36,8 +41,8 @@ static lt_status make_steps(lt_cuda_device *d, const lt_launch_list *list, compi
     c->cap = list->n;
     for (size_t i = 0; i < list->n;) {
         lt_cuda_step *p = &c->steps[c->n++];
-        *p = (lt_cuda_step){.first = i, .n = 1};
         if (!d->fuse || faults || !lt__cuda_fuse(d, list, i, p)) {
+            *p = (lt_cuda_step){.first = i, .n = 1, .give = give_alone};
             lt_status s = lt__cuda_row_of(d, list->args[i], &p->row, err);
             if (s != LT_OK)
                 return s;
@@ -49,13 +54,7 @@ static lt_status make_steps(lt_cuda_device *d, const lt_launch_list *list, compi
 
 static lt_status run_step(lt_cuda_device *d, CUstream stream, const compiled *c, size_t i, lt_err *err)
 {
-    lt_cuda_step *p = &c->steps[i];
-    const lt_op_args *args = c->list->args[p->first];
-    if (p->row)
-        return p->row->launch(d, stream, args, err);
-    if (!p->kernel)
-        return lt__cuda_linear_group(d, stream, c->list->args + p->first, (uint32_t)p->n, err);
-    return lt__cuda_launch(d, "fused", p->kernel, p->grid, p->block, p->shared_bytes, stream, (void *[]){&p->u}, args, err);
+    return c->steps[i].give(d, stream, c->list, &c->steps[i], err);
 }
 
 /* A capture that went wrong on the way still has to be ended. */

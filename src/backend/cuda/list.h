@@ -5,12 +5,15 @@
 #include "backend/cuda/device.h"
 #include "backend/cuda/launch.h"
 
-/* Ops first .. first + n of a list, given to the driver at once: an op by its row, products of one x as a group,
- * or neighbours by a kernel of the family `fused`. */
-typedef struct lt_cuda_step {
+typedef struct lt_cuda_step lt_cuda_step;
+typedef lt_status lt_cuda_give(lt_cuda_device *d, CUstream stream, const lt_launch_list *list, const lt_cuda_step *step, lt_err *err);
+
+/* Ops first .. first + n of a list, given to the driver at once. */
+struct lt_cuda_step {
     size_t             first, n;
-    const lt_cuda_row *row;    /* of an op that stays alone, else NULL */
-    const char        *kernel; /* of the family, else NULL: a group of products */
+    lt_cuda_give      *give;
+    const lt_cuda_row *row;    /* of an op that stays alone */
+    const char        *kernel; /* of the family `fused`, which does them all; with what follows */
     lt_cuda_dim        grid, block;
     uint32_t           shared_bytes;
     union {
@@ -18,9 +21,9 @@ typedef struct lt_cuda_step {
         lt_cuda_gate  gate;
         lt_cuda_heads heads;
     } u;
-} lt_cuda_step;
+};
 
-/* Fills in a step for as many ops from `first` on as one kernel can do; false: the op stays alone. */
+/* Fills in a step for as many ops from `first` on as go together; false: the op stays alone. */
 bool lt__cuda_fuse(lt_cuda_device *d, const lt_launch_list *list, size_t first, lt_cuda_step *out);
 
 #endif

@@ -122,6 +122,13 @@ typedef struct lt_cuda_attention {
     lt_cuda_kv kv;
 } lt_cuda_attention;
 
+/* The parts of decode.cu, merged; then quantised to q where q is not 0. */
+typedef struct lt_cuda_merge {
+    lt_cuda_attention a;
+    uint64_t q;
+    int64_t  q_token;
+} lt_cuda_merge;
+
 /* Neighbours of a list in one kernel (fuse.c); an address of 0 leaves that part out. Rows of cols floats:
  *   t = a;  t = norm(t) * w1 -> y1;  t = b + t -> s;  t = norm(t) * w2 -> y2;  quantised -> q */
 typedef struct lt_cuda_chain {

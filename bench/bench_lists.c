@@ -1,0 +1,208 @@
+/* What each step of one token's pass of a 7B costs on a card: lists of the step alone, over as many copies of its
+ * weights as there are layers, replayed as a graph. Microseconds a step.
+ *
+ *     bench_lists [cuda:fuse=1,...] [depth] */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "backend/backend.h"
+#include "base/mem.h"
+
+enum { LAYERS = 32, EMBD = 4096, FF = 11008, HEADS = 32, DIM = 128, PAGES = 16, RUNS = 30 };
+
+typedef struct bench {
+    lt_ctx    *ctx;
+    lt_device *dev;
+    lt_queue  *q;
+    lt_addr    base, at;
+    lt_op_args args[LAYERS * 8];
+    const lt_op_args *ptrs[LAYERS * 8];
+    size_t     n;
+    lt_err     err;
+} bench;
+
+static void must(bench *b, lt_status s)
+{
+    if (s == LT_OK)
+        return;
+    fprintf(stderr, "%s\n", b->err.text);
+    exit(1);
+}
+
+static lt_view matrix(bench *b, lt_dtype t, int64_t rows, int64_t cols)
+{
+    uint64_t bytes = 0;
+    lt_view v = {.addr = b->at, .dtype = t, .ndim = 2, .dim = {rows, cols}};
+    if (!lt_dtype_row_bytes(t, (uint64_t)cols, &bytes))
+        exit(1);
+    v.stride[0] = (int64_t)bytes;
+    v.stride[1] = (int64_t)lt_dtype_get(t)->block_bytes;
+    b->at += lt__round_up((uint64_t)rows * bytes, 256);
+    return v;
+}
+
+static lt_view row(bench *b, lt_dtype t, int64_t cols)
+{
+    lt_view v = matrix(b, t, 1, cols);
+    v.ndim = 1;
+    v.dim[0] = cols;
+    v.stride[0] = v.stride[1];
+    return v;
+}
+
+static lt_view heads_of(lt_view v)
+{
+    v.ndim = 3;
+    v.dim[1] = HEADS, v.dim[2] = DIM;
+    v.stride[1] = DIM * 4, v.stride[2] = 4;
+    return v;
+}
+
+static lt_op_args *add(bench *b, lt_op op, lt_view dst, uint32_t n, const lt_view *src)
+{
+    lt_op_args *a = &b->args[b->n];
+    *a = (lt_op_args){.op = op, .n_src = n, .dst = dst, .name = lt_op_get(op)->name};
+    memcpy(a->src, src, n * sizeof *src);
+    b->ptrs[b->n++] = a;
+    return a;
+}
+
+static void measure(bench *b, const char *what, double bytes)
+{
+    lt_launch_list list = {.args = b->ptrs, .n = b->n, .replay = true, .dead = b->base, .dead_bytes = b->at - b->base};
+    lt_device_stats before, after;
+    double best = 1e30;
+    must(b, lt__list_run(b->q, &list, &b->err));
+    must(b, lt_queue_sync(b->q, &b->err));
+    lt_device_get_stats(b->dev, &before);
+    for (int r = 0; r < RUNS; r++) {
+        uint64_t t0 = lt__now_ns();
+        must(b, lt__list_run(b->q, &list, &b->err));
+        must(b, lt_queue_sync(b->q, &b->err));
+        double t = (double)(lt__now_ns() - t0) * 1e-3 / LAYERS;
+        best = t < best ? t : best;
+    }
+    lt_device_get_stats(b->dev, &after);
+    printf("%-28s %7.2f us, %4.1f kernels", what, best, (double)(after.launches - before.launches) / RUNS / LAYERS);
+    if (bytes > 0)
+        printf(", %5.0f GB/s", bytes / best * 1e-3);
+    printf("\n");
+    lt__list_free(b->dev, &list);
+    b->n = 0;
+    b->at = b->base;
+}
+
+static void products(bench *b, lt_dtype t, const char *what, int64_t cols, int n, const int64_t *rows)
+{
+    double bytes = 0;
+    lt_view x = matrix(b, lt_dtype_get(t)->kind == LT_DTYPE_KIND_QUANT ? LT_DTYPE_Q8A : LT_DTYPE_F32, 1, cols);
+    for (int l = 0; l < LAYERS; l++)
+        for (int i = 0; i < n; i++) {
+            lt_view w = matrix(b, t, rows[i], cols), y = matrix(b, LT_DTYPE_F32, 1, rows[i]);
+            add(b, LT_OP_LINEAR, y, 2, (lt_view[]){x, w});
+            bytes += (double)w.stride[0] * (double)rows[i] / LAYERS;
+        }
+    char text[64];
+    snprintf(text, sizeof text, "%s %s", lt_dtype_get(t)->name, what);
+    measure(b, text, bytes);
+}
+
+static void residual(bench *b, bool quantise)
+{
+    for (int l = 0; l < LAYERS; l++) {
+        lt_view h = matrix(b, LT_DTYPE_F32, 1, EMBD), y = matrix(b, LT_DTYPE_F32, 1, EMBD), x = matrix(b, LT_DTYPE_F32, 1, EMBD);
+        lt_view w = row(b, LT_DTYPE_F32, EMBD), q = matrix(b, LT_DTYPE_Q8A, 1, EMBD);
+        add(b, LT_OP_ADD, h, 2, (lt_view[]){h, y});
+        add(b, LT_OP_RMS_NORM, x, 2, (lt_view[]){h, w})->params.RMS_NORM.eps = 1e-5f;
+        if (quantise)
+            add(b, LT_OP_QUANTIZE, q, 1, &x);
+    }
+    measure(b, quantise ? "add, norm, quantise" : "add, norm", 0);
+}
+
+static void gated(bench *b, bool quantise)
+{
+    for (int l = 0; l < LAYERS; l++) {
+        lt_view g = matrix(b, LT_DTYPE_F32, 1, FF), u = matrix(b, LT_DTYPE_F32, 1, FF), q = matrix(b, LT_DTYPE_Q8A, 1, FF);
+        add(b, LT_OP_SILU_MUL, g, 2, (lt_view[]){g, u});
+        if (quantise)
+            add(b, LT_OP_QUANTIZE, q, 1, &g);
+    }
+    measure(b, quantise ? "silu, quantise" : "silu", 0);
+}
+
+static void attend(bench *b, int depth, bool attention)
+{
+    int32_t pos = depth, table[PAGES];
+    lt_kv_layout kv = {.page_bytes = 2u * LT_KV_PAGE * HEADS * DIM * 2, .v_offset = LT_KV_PAGE * HEADS * DIM * 2, .kv_heads = HEADS,
+                       .head_dim = DIM, .dtype = LT_DTYPE_F16};
+    for (int i = 0; i < PAGES; i++)
+        table[i] = i;
+    lt_view angles = {.addr = b->at, .dtype = LT_DTYPE_F32, .ndim = 3, .dim = {1, DIM / 2, 2}, .stride = {DIM * 4, 8, 4}};
+    b->at += 4096;
+    lt_view p = row(b, LT_DTYPE_I32, 1), t = row(b, LT_DTYPE_I32, PAGES);
+    must(b, lt_queue_copy_in(b->q, p.addr, &pos, sizeof pos, &b->err));
+    must(b, lt_queue_copy_in(b->q, t.addr, table, sizeof table, &b->err));
+    must(b, lt_queue_sync(b->q, &b->err));
+    for (int l = 0; l < LAYERS; l++) {
+        lt_view q = heads_of(matrix(b, LT_DTYPE_F32, 1, EMBD)), k = heads_of(matrix(b, LT_DTYPE_F32, 1, EMBD)),
+                v = heads_of(matrix(b, LT_DTYPE_F32, 1, EMBD)), o = heads_of(matrix(b, LT_DTYPE_F32, 1, EMBD));
+        lt_view cache = row(b, LT_DTYPE_I8, (int64_t)(PAGES * kv.page_bytes));
+        if (attention) {
+            lt_op_args *a = add(b, LT_OP_ATTENTION, o, 4, (lt_view[]){q, cache, p, t});
+            a->params.ATTENTION = (lt_attention_params){.kv = kv, .heads = HEADS, .scale = 0.088f};
+            uint64_t scratch = lt__device_scratch_bytes(b->dev, a);
+            a->scratch = scratch ? b->at : 0;
+            b->at += lt__round_up(scratch, 256);
+        } else {
+            lt_rope_params turn = {LT_ROPE_PAIRS, DIM};
+            add(b, LT_OP_ROPE, q, 2, (lt_view[]){q, angles})->params.ROPE = turn;
+            add(b, LT_OP_ROPE, k, 2, (lt_view[]){k, angles})->params.ROPE = turn;
+            add(b, LT_OP_KV_STORE, cache, 4, (lt_view[]){k, v, p, t})->params.KV_STORE.kv = kv;
+        }
+    }
+    char text[64];
+    snprintf(text, sizeof text, attention ? "attention at %d" : "rope, rope, store", depth);
+    measure(b, text, 0);
+}
+
+int main(int argc, char **argv)
+{
+    bench *b = calloc(1, sizeof *b);
+    const char *spec = argc > 1 ? argv[1] : "cuda";
+    const uint64_t bytes = UINT64_C(7) << 30;
+    must(b, lt_ctx_create(NULL, &b->ctx, &b->err));
+    must(b, lt_device_open(b->ctx, spec, &b->dev, &b->err));
+    must(b, lt_queue_create(b->dev, LT_QUEUE_COMPUTE, &b->q, &b->err));
+    must(b, lt_device_reserve(b->dev, bytes, &b->base, &b->err));
+    must(b, lt_device_commit(b->dev, b->base, bytes, &b->err));
+    must(b, lt_queue_fill(b->q, b->base, 0, bytes, &b->err));
+    b->at = b->base;
+    for (int l = 0; l < LAYERS; l++) {
+        lt_view h = matrix(b, LT_DTYPE_F32, 1, 32);
+        add(b, LT_OP_SCALE, h, 1, &h)->params.SCALE.factor = 1;
+    }
+    measure(b, "a kernel of 32 elements", 0);
+    residual(b, true);
+    residual(b, false);
+    gated(b, true);
+    gated(b, false);
+    attend(b, 64, false);
+    static const int depths[] = {64, 255, 1023, 4000};
+    for (int i = 0; i < 4; i++)
+        attend(b, depths[i], true);
+    static const lt_dtype types[] = {LT_DTYPE_Q4_K, LT_DTYPE_Q6_K, LT_DTYPE_F16};
+    for (int i = 0; i < 3; i++) {
+        products(b, types[i], "q, k, v", EMBD, 3, (int64_t[]){EMBD, EMBD, EMBD});
+        products(b, types[i], "output", EMBD, 1, (int64_t[]){EMBD});
+        products(b, types[i], "gate, up", EMBD, 2, (int64_t[]){FF, FF});
+        products(b, types[i], "down", FF, 1, (int64_t[]){EMBD});
+    }
+    lt_queue_destroy(b->q);
+    lt_device_unreserve(b->dev, b->base, bytes);
+    lt_device_close(b->dev);
+    lt_ctx_destroy(b->ctx);
+    free(b);
+    return 0;
+}
