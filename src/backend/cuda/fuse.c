@@ -166,14 +166,23 @@ static bool is_heads(const lt_view *v, const lt_kv_layout *kv)
     return v->ndim == 3 && v->dtype == LT_DTYPE_F32 && v->dim[2] == (int64_t)kv->head_dim;
 }
 
-/* [norm q, norm k,] rope q, rope k, store k and v; as the models' blocks have them. */
+/* A bias added in place to all heads of v at once. */
+static bool is_bias_of(const lt_op_args *a, const lt_view *v)
+{
+    const lt_view *y = &a->dst;
+    return a->op == LT_OP_ADD_ROW && in_place(a) && is_matrix(y) && y->addr == v->addr && y->dim[0] == v->dim[0] &&
+           y->dim[1] == v->dim[1] * v->dim[2] && v->stride[1] == v->dim[2] * v->stride[2] && (y->dim[0] == 1 || y->stride[0] == v->stride[0]);
+}
+
+/* [biases of q, k, v,] [norm q, norm k,] rope q, rope k, store k and v; as the models' blocks have them. */
 static bool heads(lt_cuda_device *d, const lt_launch_list *list, size_t first, lt_cuda_step *out)
 {
     const lt_op_args *const *a = list->args + first;
-    size_t left = list->n - first, norms = a[0]->op == LT_OP_RMS_NORM ? 2 : 0;
-    if (left < norms + 3 || a[norms]->op != LT_OP_ROPE || a[norms + 1]->op != LT_OP_ROPE || a[norms + 2]->op != LT_OP_KV_STORE)
+    size_t left = list->n - first, biases = a[0]->op == LT_OP_ADD_ROW ? 3 : 0;
+    size_t norms = left > biases && a[biases]->op == LT_OP_RMS_NORM ? 2 : 0, all = biases + norms + 3;
+    if (left < all || a[all - 3]->op != LT_OP_ROPE || a[all - 2]->op != LT_OP_ROPE || a[all - 1]->op != LT_OP_KV_STORE)
         return false;
-    const lt_op_args *rq = a[norms], *rk = a[norms + 1], *store = a[norms + 2];
+    const lt_op_args *rq = a[all - 3], *rk = a[all - 2], *store = a[all - 1], *nq = a[biases], *nk = a[biases + 1];
     const lt_kv_layout *kv = &store->params.KV_STORE.kv;
     const lt_view *q = &rq->src[0], *k = &rk->src[0], *v = &store->src[1];
     if (!in_place(rq) || !in_place(rk) || !same_view(k, &store->src[0]) || !is_heads(q, kv) || !is_heads(k, kv) || !is_heads(v, kv) ||
@@ -181,7 +190,9 @@ static bool heads(lt_cuda_device *d, const lt_launch_list *list, size_t first, l
         rq->params.ROPE.rotated != rk->params.ROPE.rotated || views_meet(q, k) || q->dim[0] < 1 || q->dim[0] > 65535 ||
         q->dim[1] + k->dim[1] + v->dim[1] > INT32_MAX || k->dim[1] != (int64_t)kv->kv_heads || v->dim[1] != k->dim[1])
         return false;
-    if (norms && (a[1]->op != LT_OP_RMS_NORM || !in_place(a[0]) || !in_place(a[1]) || !same_view(&a[0]->dst, q) || !same_view(&a[1]->dst, k)))
+    if (biases && (!is_bias_of(a[0], q) || !is_bias_of(a[1], k) || !is_bias_of(a[2], v)))
+        return false;
+    if (norms && (nk->op != LT_OP_RMS_NORM || !in_place(nq) || !in_place(nk) || !same_view(&nq->dst, q) || !same_view(&nk->dst, k)))
         return false;
     int32_t rotated = (int32_t)rq->params.ROPE.rotated;
     lt_cuda_heads h = {.q = q->addr, .k = k->addr, .v = v->addr, .angles = rq->src[1].addr, .cache = store->dst.addr,
@@ -189,11 +200,13 @@ static bool heads(lt_cuda_device *d, const lt_launch_list *list, size_t first, l
                        .k_token = k->stride[0], .k_head = k->stride[1], .v_token = v->stride[0], .v_head = v->stride[1],
                        .angles_token = rq->src[1].stride[0], .heads = (int32_t)q->dim[1],
                        .rotated = rq->params.ROPE.style == LT_ROPE_PAIRS ? -rotated : rotated,
-                       .keep_k = read_later(list, first + norms + 3, k)};
+                       .keep_k = read_later(list, first + all, k), .keep_v = biases && read_later(list, first + all, v)};
+    if (biases)
+        h.bq = a[0]->src[1].addr, h.bk = a[1]->src[1].addr, h.bv = a[2]->src[1].addr;
     if (norms)
-        h.wq = a[0]->src[1].addr, h.wk = a[1]->src[1].addr, h.eps_q = a[0]->params.RMS_NORM.eps, h.eps_k = a[1]->params.RMS_NORM.eps;
+        h.wq = nq->src[1].addr, h.wk = nk->src[1].addr, h.eps_q = nq->params.RMS_NORM.eps, h.eps_k = nk->params.RMS_NORM.eps;
     lt__cuda_kv_fill(&h.kv, d, store, kv, &store->dst);
-    *out = (lt_cuda_step){.first = first, .n = norms + 3, .give = give_fused, .kernel = "heads_store", .block = {256, 1, 1},
+    *out = (lt_cuda_step){.first = first, .n = all, .give = give_fused, .kernel = "heads_store", .block = {256, 1, 1},
                           .grid = {(uint32_t)(q->dim[1] + 2 * k->dim[1]), (uint32_t)q->dim[0], 1},
                           .shared_bytes = 2 * kv->head_dim * 4, .u.heads = h};
     return true;
@@ -237,6 +250,33 @@ static bool attention(lt_cuda_device *d, const lt_launch_list *list, size_t firs
     return true;
 }
 
+/* A product of the same x moves up to its neighbours, past biases it has nothing to do with. */
+static bool may_pass(const lt_op_args *later, const lt_op_args *before)
+{
+    bool clash = views_meet(&before->dst, &later->dst);
+    for (uint32_t k = 0; k < later->n_src; k++)
+        clash = clash || views_meet(&before->dst, &later->src[k]);
+    for (uint32_t k = 0; k < before->n_src; k++)
+        clash = clash || views_meet(&before->src[k], &later->dst);
+    return !clash;
+}
+
+void lt__cuda_arrange(const lt_op_args **args, size_t n)
+{
+    for (size_t i = 1; i < n; i++) {
+        size_t at = i;
+        const lt_op_args *a = args[i];
+        if (a->op != LT_OP_LINEAR || a->prefill)
+            continue;
+        while (at > 0 && args[at - 1]->op == LT_OP_ADD_ROW && may_pass(a, args[at - 1]))
+            at--;
+        if (at == i || at == 0 || args[at - 1]->op != LT_OP_LINEAR || !same_view(&args[at - 1]->src[0], &a->src[0]))
+            continue;
+        memmove(args + at + 1, args + at, (i - at) * sizeof *args);
+        args[at] = a;
+    }
+}
+
 bool lt__cuda_fuse(lt_cuda_device *d, const lt_launch_list *list, size_t first, lt_cuda_step *out)
 {
     switch (list->args[first]->op) {
@@ -244,6 +284,7 @@ bool lt__cuda_fuse(lt_cuda_device *d, const lt_launch_list *list, size_t first, 
     case LT_OP_ATTENTION: return attention(d, list, first, out);
     case LT_OP_LINEAR: return products(d, list, first, out);
     case LT_OP_ADD: return chain(d, list, first, out);
+    case LT_OP_ADD_ROW:
     case LT_OP_ROPE: return heads(d, list, first, out);
     case LT_OP_SILU_MUL:
     case LT_OP_GELU_MUL: return gate(list, first, out);

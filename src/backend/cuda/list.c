@@ -5,7 +5,8 @@
 #include <inttypes.h>
 
 typedef struct compiled {
-    const lt_launch_list *list;
+    lt_launch_list list;  /* as it runs: perhaps in another order */
+    const lt_op_args **args;
     lt_cuda_step *steps;
     size_t      n, cap;
     CUgraphExec graph;   /* NULL: none */
@@ -34,16 +35,23 @@ static lt_status give_alone(lt_cuda_device *d, CUstream stream, const lt_launch_
 
 static lt_status make_steps(lt_cuda_device *d, const lt_launch_list *list, compiled *c, lt_err *err)
 {
-    bool faults = atomic_load(&d->fail_in[LT_CUDA_FAULT_launch]) != 0;
-    c->steps = lt__alloc_array(d->base.ctx, list->n, sizeof *c->steps);
-    if (!c->steps)
-        return lt__fail_oom(err, list->n * sizeof *c->steps, "the steps of a list of launches");
+    bool fuse = d->fuse && !atomic_load(&d->fail_in[LT_CUDA_FAULT_launch]);
     c->cap = list->n;
+    c->args = lt__alloc_array(d->base.ctx, list->n, sizeof *c->args);
+    c->steps = lt__alloc_array(d->base.ctx, list->n, sizeof *c->steps);
+    if (!c->args || !c->steps)
+        return lt__fail_oom(err, list->n * sizeof *c->steps, "the steps of a list of launches");
+    for (size_t i = 0; i < list->n; i++)
+        c->args[i] = list->args[i];
+    if (fuse)
+        lt__cuda_arrange(c->args, list->n);
+    c->list = *list;
+    c->list.args = c->args;
     for (size_t i = 0; i < list->n;) {
         lt_cuda_step *p = &c->steps[c->n++];
-        if (!d->fuse || faults || !lt__cuda_fuse(d, list, i, p)) {
+        if (!fuse || !lt__cuda_fuse(d, &c->list, i, p)) {
             *p = (lt_cuda_step){.first = i, .n = 1, .give = give_alone};
-            lt_status s = lt__cuda_row_of(d, list->args[i], &p->row, err);
+            lt_status s = lt__cuda_row_of(d, c->args[i], &p->row, err);
             if (s != LT_OK)
                 return s;
         }
@@ -54,7 +62,7 @@ static lt_status make_steps(lt_cuda_device *d, const lt_launch_list *list, compi
 
 static lt_status run_step(lt_cuda_device *d, CUstream stream, const compiled *c, size_t i, lt_err *err)
 {
-    return c->steps[i].give(d, stream, c->list, &c->steps[i], err);
+    return c->steps[i].give(d, stream, &c->list, &c->steps[i], err);
 }
 
 /* A capture that went wrong on the way still has to be ended. */
@@ -65,7 +73,7 @@ static lt_status capture(lt_cuda_device *d, compiled *c, CUgraph *out, lt_err *e
     lt_curesult r = lt__cuda_fault(d, LT_CUDA_FAULT_graph) ? LT_CU_OUT_OF_MEMORY
                                                            : d->cu.capture_begin(stream, LT_CU_CAPTURE_RELAXED);
     if (r != LT_CU_OK)
-        return lt__cuda_fail(d, err, r, "cuda: a graph of %zu launches cannot be begun", c->list->n);
+        return lt__cuda_fail(d, err, r, "cuda: a graph of %zu launches cannot be begun", c->list.n);
     lt_status s = LT_OK;
     for (size_t i = 0; i < c->n && s == LT_OK; i++)
         s = run_step(d, stream, c, i, err);
@@ -73,7 +81,7 @@ static lt_status capture(lt_cuda_device *d, compiled *c, CUgraph *out, lt_err *e
     if (r != LT_CU_OK)
         *out = NULL;
     if (s == LT_OK && r != LT_CU_OK)
-        s = lt__cuda_fail(d, err, r, "cuda: a graph of %zu launches cannot be ended", c->list->n);
+        s = lt__cuda_fail(d, err, r, "cuda: a graph of %zu launches cannot be ended", c->list.n);
     c->kernels = d->lists.captured;
     return s;
 }
@@ -129,7 +137,7 @@ static lt_status make_graph(lt_cuda_device *d, compiled *c, lt_err *err)
     (void)d->cu.memory_info(&after, &total);
     if (s == LT_OK)
         lt__log(d->base.ctx, LT_LOG_DEBUG, "cuda", "a graph of %" PRIu64 " kernels%s for %zu launches took %zu bytes of the device",
-                c->kernels, early ? ", launched early," : "", c->list->n, before > after ? before - after : 0);
+                c->kernels, early ? ", launched early," : "", c->list.n, before > after ? before - after : 0);
     return s;
 }
 
@@ -139,6 +147,7 @@ static void free_compiled(lt_cuda_device *d, compiled *c)
         (void)d->cu.graph_exec_destroy(c->graph);
         lt__cuda_leave(d);
     }
+    lt__free(d->base.ctx, c->args, c->cap * sizeof *c->args);
     lt__free(d->base.ctx, c->steps, c->cap * sizeof *c->steps);
     lt__free(d->base.ctx, c, sizeof *c);
 }
@@ -152,7 +161,6 @@ lt_status lt__cuda_list_compile(lt_device *dev, lt_launch_list *list, lt_err *er
     compiled *c = lt__zalloc(dev->ctx, sizeof *c);
     if (!c)
         return lt__fail_oom(err, sizeof *c, "a list of launches");
-    c->list = list;
     lt_status s = make_steps(d, list, c, err);
     bool faults = atomic_load(&d->fail_in[LT_CUDA_FAULT_launch]) != 0; /* counts launches, not captures */
     if (s == LT_OK && list->replay && d->graphs && d->cu.has_graphs && !d->sync_check && !faults &&
@@ -201,11 +209,11 @@ static lt_status run_steps(lt_cuda_queue *q, const compiled *c, lt_err *err)
     lt_status s = LT_OK;
     for (size_t i = 0; i < c->n && s == LT_OK; i++) {
         const lt_cuda_step *p = &c->steps[i];
-        const char *name = name_of(c->list->args[p->first]);
+        const char *name = name_of(c->list.args[p->first]);
         if ((s = lt__cuda_begin(q, name, err)) != LT_OK)
             return s;
         for (size_t k = 1; k < p->n; k++)
-            lt__cuda_note_name(q, name_of(c->list->args[p->first + k]));
+            lt__cuda_note_name(q, name_of(c->list.args[p->first + k]));
         s = run_step(d, q->stream, c, i, err);
         if (s != LT_OK)
             lt__cuda_leave(d);

@@ -23,6 +23,8 @@ struct lt_cuda_step {
     } u;
 };
 
+/* Puts launches that could go together beside each other; what they compute stays the same. */
+void lt__cuda_arrange(const lt_op_args **args, size_t n);
 /* Fills in a step for as many ops from `first` on as go together; false: the op stays alone. */
 bool lt__cuda_fuse(lt_cuda_device *d, const lt_launch_list *list, size_t first, lt_cuda_step *out);
 

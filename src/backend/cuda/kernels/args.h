@@ -145,12 +145,12 @@ typedef struct lt_cuda_gate {
     int32_t  rows, cols, gelu, pad;
 } lt_cuda_gate;
 
-/* A token's heads: q and k normed (where there are weights), rotated; k and v into the cache. In place. */
+/* A token's heads: biases added and q and k normed (where there are some), q and k rotated, k and v into the cache. In place. */
 typedef struct lt_cuda_heads {
-    uint64_t   q, k, v, wq, wk, angles, cache, pos, table;
+    uint64_t   q, k, v, bq, bk, bv, wq, wk, angles, cache, pos, table;
     int64_t    q_token, q_head, k_token, k_head, v_token, v_head, angles_token;
     float      eps_q, eps_k;
-    int32_t    heads, rotated /* as for rope: negative for pairs */, keep_k, pad;
+    int32_t    heads, rotated /* as for rope: negative for pairs */, keep_k, keep_v;
     lt_cuda_kv kv;
 } lt_cuda_heads;
 

@@ -105,8 +105,9 @@ extern "C" __global__ void __launch_bounds__(256) heads_store(lt_cuda_heads a)
                : which == 1 ? lt_at<float>(a.k, token * a.k_token + h * a.k_head)
                             : lt_at<float>(a.v, token * a.v_token + h * a.v_head);
     float *y = t + dim;
+    const uint64_t bias = which == 0 ? a.bq : which == 1 ? a.bk : a.bv;
     for (int i = first; i < dim; i += 256)
-        t[i] = x[i];
+        t[i] = bias ? lt_add(x[i], ((const float *)bias)[h * dim + i]) : x[i];
     __syncthreads();
     const uint64_t w = which == 0 ? a.wq : which == 1 ? a.wk : 0;
     if (w) {
@@ -130,7 +131,7 @@ extern "C" __global__ void __launch_bounds__(256) heads_store(lt_cuda_heads a)
         }
         __syncthreads();
     }
-    if (which == 0 || (which == 1 && a.keep_k))
+    if (which == 0 || (which == 1 ? a.keep_k : a.keep_v))
         for (int i = first; i < dim; i += 256)
             x[i] = y[i];
     if (which == 0)
