@@ -9,6 +9,7 @@
 #include "memory/timeline.h"
 
 #define NO_SLICE UINT32_MAX
+#define AHEAD 4 /* layers of a prompt the host may be ahead of the device: a canceled one ends after these */
 
 /* One launch of a prepared pass: everything but the address of a streamed slice is fixed. */
 typedef struct launch { lt_op_args args; uint32_t slice, node; uint32_t weight_src; } launch;
@@ -44,6 +45,7 @@ struct lt__engine {
     pass             passes[2]; /* [0]: decode; [1]: the last shape of prefill */
     bool             has_lists;
     lt__track        track; /* of `queue` */
+    lt_event        *pace[AHEAD]; /* where lists exist: behind the latest layers of a prompt */
     float           *check_buf; size_t check_bytes;
 };
 
@@ -385,6 +387,9 @@ lt_status lt__engine_create(lt_ctx *ctx, const lt__engine_desc *desc, lt__engine
         goto fail;
     if ((s = lt_queue_create(desc->dev, LT_QUEUE_COMPUTE, &e->queue, err)) != LT_OK)
         goto fail;
+    for (int i = 0; i < AHEAD && e->has_lists; i++)
+        if ((s = lt_event_create(desc->dev, &e->pace[i], err)) != LT_OK)
+            goto fail;
     lt_pool_desc pd = lt_pool_desc_default();
     pd.limit_bytes = p->arena_bytes;
     pd.commit_all = true;
@@ -438,6 +443,8 @@ void lt__engine_destroy(lt__engine *e)
         lt_pool_free(e->pool, e->scratch, NULL);
     }
     lt_pool_destroy(e->pool);
+    for (int i = 0; i < AHEAD; i++)
+        lt_event_destroy(e->pace[i]);
     lt_queue_destroy(e->queue);
     lt__free(e->ctx, e->items, p->n_slices * sizeof *e->items);
     lt__free(e->ctx, e->leases, p->n_slices * sizeof *e->leases);
@@ -574,20 +581,25 @@ static lt_status run_singly(lt__engine *e, pass *p, size_t first, size_t end, bo
 
 static lt_status run_segments(lt__engine *e, pass *p, size_t first, size_t end, lt_err *err)
 {
-    for (size_t i = 0; i < p->n_segments; i++) {
+    size_t given = 0;
+    lt_status s = LT_OK;
+    for (size_t i = 0; i < p->n_segments && s == LT_OK; i++) {
         segment *g = &p->segments[i];
         if (g->first < first || g->first >= end)
             continue;
+        lt_event *pace = p->prefill && g->fixed ? e->pace[given++ % AHEAD] : NULL;
+        if (pace && given > AHEAD && (s = lt_event_sync(pace, err)) != LT_OK)
+            return s;
         if (e->desc.cancel && atomic_load_explicit(e->desc.cancel, memory_order_relaxed))
             return lt__fail(err, LT_E_CANCELED, "stopped at %s", p->launches[g->first].args.name);
-        lt_status s = g->fixed ? lt__list_run(e->queue, &g->list, err) : run_launch(e, &p->launches[g->first], false, err);
+        s = g->fixed ? lt__list_run(e->queue, &g->list, err) : run_launch(e, &p->launches[g->first], false, err);
         if (s == LT_OK && g->fixed)
             lt__track_mark(&e->track, e->queue, LT__LANE_COMPUTE, g->n > 1 ? "list" : lt_op_get(p->launches[g->first].args.op)->name,
                            p->launches[g->first].args.name, 0);
-        if (s != LT_OK)
-            return s;
+        if (s == LT_OK && pace)
+            s = lt_event_record(pace, e->queue, err);
     }
-    return LT_OK;
+    return s;
 }
 
 lt_status lt__engine_run(lt__engine *e, lt__part parts, uint32_t tokens, uint32_t rows, bool prefill, bool check, lt_err *err)
