@@ -14,6 +14,8 @@ static const char *const models[] = {
     "--arch gemma3 --type Q4_K --seed 8 --layers 7 --embd 256 --ff 512 --heads 4 --kv-heads 2 --head-dim 64 --vocab 512 --ctx 1024",
     "--arch gemma3 --type BF16 --seed 9 --layers 6 --embd 128 --ff 256 --heads 4 --kv-heads 1 --head-dim 256 --vocab 512 --ctx 1024",
     "--arch phi3 --type Q4_K --seed 10" TINY,
+    "--arch llama --type Q4_K --seed 11 --layers 2 --embd 5120 --ff 256 --heads 2 --kv-heads 1 --head-dim 128 --vocab 512 --ctx 1024",
+    "--arch gemma3 --type Q8_0 --seed 12 --layers 2 --embd 2176 --ff 256 --heads 2 --kv-heads 2 --head-dim 96 --vocab 512 --ctx 1024",
 };
 static const char *const ways[] = {"graphs=0,fuse=0", "graphs=1,fuse=0", "graphs=0,fuse=1", "graphs=1,fuse=1,early=0", "graphs=1,fuse=1,early=1"};
 enum { MODELS = sizeof models / sizeof *models, WAYS = sizeof ways / sizeof *ways };

@@ -75,7 +75,15 @@ static bool apart(const lt_view *out, const lt_view *in, int64_t rows)
     return !in || rows == 1 || same_view(out, in) || !views_meet(out, in);
 }
 
-static uint32_t threads_of(int64_t cols) { return cols >= 2048 ? 1024 : 256; }
+/* The kernel that keeps a row in registers, where it is aligned and not too long. */
+static const char *wide_chain(const lt_cuda_chain *c)
+{
+    uint64_t bits = c->a | c->w1 | c->y1 | c->b | c->s | c->w2 | c->y2 | c->q;
+    bits |= (uint64_t)(c->a_row | c->y1_row | c->b_row | c->s_row | c->y2_row | c->q_row);
+    if (bits % 16 || c->cols % 128 || c->cols > 8192)
+        return NULL;
+    return c->cols <= 2048 ? "chain_1" : c->cols <= 4096 ? "chain_2" : "chain_4";
+}
 
 static bool chain(lt_cuda_device *d, const lt_launch_list *list, size_t first, lt_cuda_step *out)
 {
@@ -133,8 +141,9 @@ static bool chain(lt_cuda_device *d, const lt_launch_list *list, size_t first, l
     }
     if (quant)
         c.q = quant->dst.addr, c.q_row = quant->dst.stride[0];
-    *out = (lt_cuda_step){.first = first, .n = i - first, .give = give_fused, .kernel = "chain", .grid = {(uint32_t)rows, 1, 1},
-                          .block = {threads_of(cols), 1, 1}, .shared_bytes = (uint32_t)cols * 4, .u.chain = c};
+    const char *wide = wide_chain(&c);
+    *out = (lt_cuda_step){.first = first, .n = i - first, .give = give_fused, .kernel = wide ? wide : "chain", .grid = {(uint32_t)rows, 1, 1},
+                          .block = {wide ? 512 : 256, 1, 1}, .shared_bytes = (uint32_t)cols * 4, .u.chain = c};
     return true;
 }
 

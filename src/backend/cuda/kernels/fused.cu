@@ -33,7 +33,7 @@ LT_DEV float norm_factor(const float *t, int cols, float eps, float *sh)
 }
 
 /* One block a row; the row stands in shared memory. Other rows' inputs are never written: fuse.c saw to it. */
-extern "C" __global__ void __launch_bounds__(1024) chain(lt_cuda_chain a)
+extern "C" __global__ void __launch_bounds__(256) chain(lt_cuda_chain a)
 {
     extern __shared__ float t[];
     __shared__ float sh[ACCS];
@@ -74,6 +74,112 @@ extern "C" __global__ void __launch_bounds__(1024) chain(lt_cuda_chain a)
         for (int i = first; i < a.cols; i += step)
             quantize_block(t[i], lt_at<uint8_t>(a.q, row * a.q_row), a.cols, i / 32, i % 32);
 }
+
+#define WIDE 512 /* threads of the chains below */
+
+/* The same for every thread, from four neighbours in registers; one barrier less, one thread at the end. */
+LT_DEV float wide_factor(const float *t, int cols, float eps, float *sh)
+{
+    const int i = (int)threadIdx.x;
+    __syncthreads();
+    if (i < ACCS) {
+        float ss = 0;
+#pragma unroll 8
+        for (int j = i; j < cols; j += ACCS)
+            ss = lt_fma(t[j], t[j], ss);
+        sh[i] = ss;
+    }
+    __syncthreads();
+    if (i < 32) {
+        float a[8];
+#pragma unroll
+        for (int k = 0; k < 8; k++)
+            a[k] = sh[i + 32 * k];
+#pragma unroll
+        for (int s = 4; s > 0; s /= 2)
+#pragma unroll
+            for (int k = 0; k < s; k++)
+                a[k] = lt_add(a[k], a[k + s]);
+        const float x = lt_tree<32>(a[0]);
+        if (i == 0)
+            sh[ACCS] = lt_div(1.0f, __fsqrt_rn(lt_add(lt_div(x, (float)cols), eps)));
+    }
+    __syncthreads();
+    return sh[ACCS];
+}
+
+LT_DEV float4 scaled(float4 x, float r, float4 w)
+{
+    return make_float4(lt_mul(lt_mul(x.x, r), w.x), lt_mul(lt_mul(x.y, r), w.y), lt_mul(lt_mul(x.z, r), w.z), lt_mul(lt_mul(x.w, r), w.w));
+}
+
+/* chain for rows of at most n * 2048 elements, a multiple of 128, everything aligned to 16 bytes: a thread keeps
+ * four neighbours n times, and reads the weights of norms before it waits for what they multiply. */
+template <int n> LT_DEV void wide_chain(const lt_cuda_chain &a)
+{
+    extern __shared__ __align__(16) float quad_row[];
+    __shared__ float sh[ACCS + 1];
+    float *t = quad_row;
+    const int64_t row = blockIdx.x;
+    const int first = (int)threadIdx.x, quads = a.cols / 4;
+    const float4 zero = make_float4(0, 0, 0, 0);
+    float4 w1[n], w2[n], x[n], b[n];
+#pragma unroll
+    for (int k = 0; k < n; k++) {
+        const int i = first + k * WIDE;
+        w1[k] = a.w1 && i < quads ? __ldg((const float4 *)a.w1 + i) : zero;
+        w2[k] = a.w2 && i < quads ? __ldg((const float4 *)a.w2 + i) : zero;
+    }
+    lt_begin();
+#pragma unroll
+    for (int k = 0; k < n; k++) {
+        const int i = first + k * WIDE;
+        x[k] = i < quads ? lt_at<const float4>(a.a, row * a.a_row)[i] : zero;
+        b[k] = a.b && i < quads ? lt_at<const float4>(a.b, row * a.b_row)[i] : zero;
+    }
+    if (a.w1) {
+#pragma unroll
+        for (int k = 0; k < n; k++)
+            if (first + k * WIDE < quads)
+                ((float4 *)t)[first + k * WIDE] = x[k];
+        const float r = wide_factor(t, a.cols, a.eps1, sh);
+#pragma unroll
+        for (int k = 0; k < n; k++) {
+            x[k] = scaled(x[k], r, w1[k]);
+            if (a.y1 && first + k * WIDE < quads)
+                lt_at<float4>(a.y1, row * a.y1_row)[first + k * WIDE] = x[k];
+        }
+    }
+#pragma unroll
+    for (int k = 0; k < n; k++) {
+        const int i = first + k * WIDE;
+        if (a.b)
+            x[k] = make_float4(lt_add(b[k].x, x[k].x), lt_add(b[k].y, x[k].y), lt_add(b[k].z, x[k].z), lt_add(b[k].w, x[k].w));
+        if (i < quads)
+            ((float4 *)t)[i] = x[k];
+    }
+    const float r = a.w2 ? wide_factor(t, a.cols, a.eps2, sh) : 0;
+    if (!a.w2)
+        __syncthreads(); /* nothing is written before all is read */
+#pragma unroll
+    for (int k = 0; k < n; k++) {
+        const int i = first + k * WIDE;
+        if (i >= quads)
+            continue; /* whole warps */
+        if (a.s)
+            lt_at<float4>(a.s, row * a.s_row)[i] = x[k];
+        if (a.w2)
+            x[k] = scaled(x[k], r, w2[k]);
+        if (a.y2)
+            lt_at<float4>(a.y2, row * a.y2_row)[i] = x[k];
+        if (a.q)
+            quantize_four(x[k], lt_at<uint8_t>(a.q, row * a.q_row), a.cols, i / 8, i % 8);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(WIDE) chain_1(lt_cuda_chain a) { wide_chain<1>(a); }
+extern "C" __global__ void __launch_bounds__(WIDE) chain_2(lt_cuda_chain a) { wide_chain<2>(a); }
+extern "C" __global__ void __launch_bounds__(WIDE) chain_4(lt_cuda_chain a) { wide_chain<4>(a); }
 
 extern "C" __global__ void __launch_bounds__(256) gate_quantize(lt_cuda_gate a)
 {

@@ -6,7 +6,24 @@
 
 typedef struct lt_quant { int q; float d; uint32_t bits; } lt_quant;
 
-/* A warp's 32 elements to int8: the quantised one of this lane, and the block's scale; see QUANTIZE in docs/arithmetic.md. */
+/* The factor to int8 of a block whose largest magnitude has these bits, and its scale; see QUANTIZE in docs/arithmetic.md. */
+LT_DEV float lt_inverse_scale(uint32_t bits, float &d)
+{
+    const float amax = __uint_as_float(bits);
+    float id = amax > 0 ? lt_div(127.0f, amax) : 0.0f;
+    d = lt_scale_of(bits);
+    if (id == __int_as_float(0x7f800000))
+        id = d = 0;
+    return id;
+}
+
+LT_DEV int lt_round8(float x)
+{
+    const float v = rintf(x);
+    return v != v ? 0 : v < -127.0f ? -127 : v > 127.0f ? 127 : (int)v;
+}
+
+/* A warp's 32 elements: the quantised one of this lane, and the block's scale. */
 LT_DEV lt_quant lt_quantize(float x)
 {
     lt_quant r;
@@ -16,13 +33,8 @@ LT_DEV lt_quant lt_quantize(float x)
         const uint32_t other = __shfl_xor_sync(LT_FULL, r.bits, s);
         r.bits = other > r.bits ? other : r.bits;
     }
-    const float amax = __uint_as_float(r.bits);
-    float id = amax > 0 ? lt_div(127.0f, amax) : 0.0f;
-    r.d = lt_scale_of(r.bits);
-    if (id == __int_as_float(0x7f800000))
-        id = r.d = 0;
-    const float v = rintf(lt_mul(x, id));
-    r.q = v != v ? 0 : v < -127.0f ? -127 : v > 127.0f ? 127 : (int)v;
+    const float id = lt_inverse_scale(r.bits, r.d);
+    r.q = lt_round8(lt_mul(x, id));
     return r;
 }
 
@@ -54,14 +66,10 @@ LT_DEV void quantize_four(float4 x, uint8_t *y, int cols, int b, int lane)
 #pragma unroll
     for (int s = 4; s > 0; s /= 2)
         bits = max(bits, __shfl_xor_sync(mask, bits, s));
-    const float amax = __uint_as_float(bits);
-    float id = amax > 0 ? lt_div(127.0f, amax) : 0.0f, d = lt_scale_of(bits);
-    if (id == __int_as_float(0x7f800000))
-        id = d = 0;
+    float d, id = lt_inverse_scale(bits, d);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        const float r = rintf(lt_mul(v[i], id));
-        const int q = r != r ? 0 : r < -127.0f ? -127 : r > 127.0f ? 127 : (int)r;
+        const int q = lt_round8(lt_mul(v[i], id));
         sum += q;
         packed |= (uint32_t)(q & 0xff) << (8 * i);
     }
