@@ -4,6 +4,8 @@
 
 #include <inttypes.h>
 
+#define GRAPH_LEAST 4 /* steps: fewer are given faster than a graph */
+
 typedef struct compiled {
     lt_launch_list list;  /* as it runs: perhaps in another order */
     const lt_op_args **args;
@@ -163,7 +165,7 @@ lt_status lt__cuda_list_compile(lt_device *dev, lt_launch_list *list, lt_err *er
         return lt__fail_oom(err, sizeof *c, "a list of launches");
     lt_status s = make_steps(d, list, c, err);
     bool faults = atomic_load(&d->fail_in[LT_CUDA_FAULT_launch]) != 0; /* counts launches, not captures */
-    if (s == LT_OK && list->replay && d->graphs && d->cu.has_graphs && !d->sync_check && !faults &&
+    if (s == LT_OK && list->replay && c->n >= GRAPH_LEAST && d->graphs && d->cu.has_graphs && !d->sync_check && !faults &&
         (s = lt__cuda_enter(d, err)) == LT_OK) {
         lt_err why = {0};
         pthread_mutex_lock(&d->lists.lock);
