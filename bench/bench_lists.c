@@ -132,7 +132,8 @@ static void gated(bench *b, bool quantise)
     measure(b, quantise ? "silu, quantise" : "silu", 0);
 }
 
-static void attend(bench *b, int depth, bool attention)
+/* What comes before attention, attention, or both and its quantising. */
+static void attend(bench *b, int depth, bool before, bool attention)
 {
     int32_t pos = depth, table[PAGES];
     lt_kv_layout kv = {.page_bytes = 2u * LT_KV_PAGE * HEADS * DIM * 2, .v_offset = LT_KV_PAGE * HEADS * DIM * 2, .kv_heads = HEADS,
@@ -149,21 +150,27 @@ static void attend(bench *b, int depth, bool attention)
         lt_view q = heads_of(matrix(b, LT_DTYPE_F32, 1, EMBD)), k = heads_of(matrix(b, LT_DTYPE_F32, 1, EMBD)),
                 v = heads_of(matrix(b, LT_DTYPE_F32, 1, EMBD)), o = heads_of(matrix(b, LT_DTYPE_F32, 1, EMBD));
         lt_view cache = row(b, LT_DTYPE_I8, (int64_t)(PAGES * kv.page_bytes));
-        if (attention) {
-            lt_op_args *a = add(b, LT_OP_ATTENTION, o, 4, (lt_view[]){q, cache, p, t});
-            a->params.ATTENTION = (lt_attention_params){.kv = kv, .heads = HEADS, .scale = 0.088f};
-            uint64_t scratch = lt__device_scratch_bytes(b->dev, a);
-            a->scratch = scratch ? b->at : 0;
-            b->at += lt__round_up(scratch, 256);
-        } else {
-            lt_rope_params turn = {LT_ROPE_PAIRS, DIM};
+        lt_rope_params turn = {LT_ROPE_PAIRS, DIM};
+        if (before) {
             add(b, LT_OP_ROPE, q, 2, (lt_view[]){q, angles})->params.ROPE = turn;
             add(b, LT_OP_ROPE, k, 2, (lt_view[]){k, angles})->params.ROPE = turn;
             add(b, LT_OP_KV_STORE, cache, 4, (lt_view[]){k, v, p, t})->params.KV_STORE.kv = kv;
         }
+        if (!attention)
+            continue;
+        lt_op_args *a = add(b, LT_OP_ATTENTION, o, 4, (lt_view[]){q, cache, p, t});
+        a->params.ATTENTION = (lt_attention_params){.kv = kv, .heads = HEADS, .scale = 0.088f};
+        uint64_t scratch = lt__device_scratch_bytes(b->dev, a);
+        a->scratch = scratch ? b->at : 0;
+        b->at += lt__round_up(scratch, 256);
+        if (before) {
+            lt_view x = o, y = matrix(b, LT_DTYPE_Q8A, 1, EMBD);
+            x.ndim = 2, x.dim[1] = EMBD, x.stride[1] = 4;
+            add(b, LT_OP_QUANTIZE, y, 1, &x);
+        }
     }
     char text[64];
-    snprintf(text, sizeof text, attention ? "attention at %d" : "rope, rope, store", depth);
+    snprintf(text, sizeof text, !attention ? "rope, rope, store" : before ? "all to attention at %d" : "attention at %d", depth);
     measure(b, text, 0);
 }
 
@@ -188,10 +195,12 @@ int main(int argc, char **argv)
     residual(b, false);
     gated(b, true);
     gated(b, false);
-    attend(b, 64, false);
+    attend(b, 64, true, false);
     static const int depths[] = {64, 255, 1023, 4000};
     for (int i = 0; i < 4; i++)
-        attend(b, depths[i], true);
+        attend(b, depths[i], false, true);
+    for (int i = 0; i < 4; i++)
+        attend(b, depths[i], true, true);
     static const lt_dtype types[] = {LT_DTYPE_Q4_K, LT_DTYPE_Q6_K, LT_DTYPE_F16};
     for (int i = 0; i < 3; i++) {
         products(b, types[i], "q, k, v", EMBD, 3, (int64_t[]){EMBD, EMBD, EMBD});

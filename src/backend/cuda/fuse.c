@@ -239,23 +239,56 @@ static bool products(lt_cuda_device *d, const lt_launch_list *list, size_t first
     return n > 1 && !a[0]->prefill;
 }
 
-/* --- attention, quantised ------------------------------------------------------------------ */
+/* --- attention: what comes before it, and quantised --------------------------------------- */
 
 static lt_status give_attention(lt_cuda_device *d, CUstream stream, const lt_launch_list *list, const lt_cuda_step *p, lt_err *err)
 {
-    const lt_op_args *quant = list->args[p->first + 1];
-    return lt__cuda_decode(d, stream, list->args[p->first], &quant->dst, read_later(list, p->first + 2, &quant->src[0]), err);
+    size_t last = p->first + p->n - 1;
+    const lt_op_args *quant = list->args[last]->op == LT_OP_QUANTIZE ? list->args[last--] : NULL;
+    bool keep = !quant || read_later(list, p->first + p->n, &quant->src[0]);
+    return lt__cuda_decode(d, stream, list->args[last], last > p->first ? &p->u.heads : NULL, quant ? &quant->dst : NULL, keep, err);
+}
+
+static bool quantises(const lt_op_args *q, const lt_op_args *a)
+{
+    const lt_view *y = &a->dst, *x = &q->src[0];
+    return q->op == LT_OP_QUANTIZE && a->params.ATTENTION.kv.head_dim % 32 == 0 && is_matrix(x) && x->addr == y->addr &&
+           x->dim[0] == y->dim[0] && x->dim[1] == y->dim[1] * y->dim[2] && y->stride[1] == y->dim[2] * y->stride[2] &&
+           (x->dim[0] == 1 || x->stride[0] == y->stride[0]) && !views_meet(&q->dst, y);
 }
 
 static bool attention(lt_cuda_device *d, const lt_launch_list *list, size_t first, lt_cuda_step *out)
 {
     const lt_op_args *a = list->args[first], *q = first + 1 < list->n ? list->args[first + 1] : NULL;
-    const lt_view *y = &a->dst, *x = q ? &q->src[0] : NULL;
-    if (!q || q->op != LT_OP_QUANTIZE || !lt__cuda_decodes(d, a) || a->params.ATTENTION.kv.head_dim % 32 || !is_matrix(x) ||
-        x->addr != y->addr || x->dim[0] != y->dim[0] || x->dim[1] != y->dim[1] * y->dim[2] || y->stride[1] != y->dim[2] * y->stride[2] ||
-        (x->dim[0] > 1 && x->stride[0] != y->stride[0]) || views_meet(&q->dst, y))
+    if (!q || !lt__cuda_decodes(d, a) || !quantises(q, a))
         return false;
     *out = (lt_cuda_step){.first = first, .n = 2, .give = give_attention};
+    return true;
+}
+
+static bool same_layout(const lt_kv_layout *a, const lt_kv_layout *b)
+{
+    return a->page_bytes == b->page_bytes && a->k_offset == b->k_offset && a->v_offset == b->v_offset && a->kv_heads == b->kv_heads &&
+           a->head_dim == b->head_dim && a->dtype == b->dtype;
+}
+
+/* One token's q, k and v may go where attention needs them without a way through memory. */
+static bool heads_and_attention(lt_cuda_device *d, const lt_launch_list *list, size_t first, lt_cuda_step *out)
+{
+    if (!heads(d, list, first, out))
+        return false;
+    size_t i = first + out->n;
+    const lt_op_args *store = list->args[i - 1], *a = i < list->n ? list->args[i] : NULL;
+    if (!a || a->op != LT_OP_ATTENTION || a->dst.dim[0] != 1 || !lt__cuda_decodes(d, a) || !same_view(&a->src[0], &list->args[i - 3]->dst) ||
+        !same_view(&a->src[1], &store->dst) || !same_view(&a->src[2], &store->src[2]) || !same_view(&a->src[3], &store->src[3]) ||
+        !same_layout(&a->params.ATTENTION.kv, &store->params.KV_STORE.kv))
+        return true;
+    size_t n = out->n + 1 + (i + 1 < list->n && quantises(list->args[i + 1], a));
+    if (out->u.heads.keep_k || out->u.heads.keep_v || read_later(list, first + n, &a->src[0]) || read_later(list, first + n, &store->src[0]))
+        return true;
+    out->n = n;
+    out->give = give_attention;
+    out->kernel = NULL;
     return true;
 }
 
@@ -289,12 +322,12 @@ void lt__cuda_arrange(const lt_op_args **args, size_t n)
 bool lt__cuda_fuse(lt_cuda_device *d, const lt_launch_list *list, size_t first, lt_cuda_step *out)
 {
     switch (list->args[first]->op) {
-    case LT_OP_RMS_NORM: return heads(d, list, first, out) || chain(d, list, first, out);
+    case LT_OP_RMS_NORM: return heads_and_attention(d, list, first, out) || chain(d, list, first, out);
     case LT_OP_ATTENTION: return attention(d, list, first, out);
     case LT_OP_LINEAR: return products(d, list, first, out);
     case LT_OP_ADD: return chain(d, list, first, out);
     case LT_OP_ADD_ROW:
-    case LT_OP_ROPE: return heads(d, list, first, out);
+    case LT_OP_ROPE: return heads_and_attention(d, list, first, out);
     case LT_OP_SILU_MUL:
     case LT_OP_GELU_MUL: return gate(list, first, out);
     default: return false;

@@ -29,10 +29,11 @@ bool lt__cuda_linear_group_ok(const lt_cuda_device *dev, const lt_op_args *const
 LT_NODISCARD lt_status
 lt__cuda_linear_group(lt_cuda_device *dev, CUstream stream, const lt_op_args *const *args, uint32_t n, lt_err *err);
 
-/* ATTENTION of few queries, and whether this launch of it is of that kind; q: its result quantised, too, or instead
- * of it with !keep. NULL: not quantised. */
+/* ATTENTION of few queries, and whether this launch of it is of that kind. whole: of one token, with what comes before
+ * it, or NULL. q: the result quantised, too, or instead of it with !keep; or NULL. */
 bool lt__cuda_decodes(const lt_cuda_device *dev, const lt_op_args *args);
 LT_NODISCARD lt_status
-lt__cuda_decode(lt_cuda_device *dev, CUstream stream, const lt_op_args *args, const lt_view *q, bool keep, lt_err *err);
+lt__cuda_decode(lt_cuda_device *dev, CUstream stream, const lt_op_args *args, const lt_cuda_heads *whole, const lt_view *q,
+                bool keep, lt_err *err);
 
 #endif

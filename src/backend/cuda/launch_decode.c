@@ -23,7 +23,7 @@ static bool accepts(const lt_cuda_device *dev, const lt_op_args *args, const cha
     *why = "few queries over an F16 cache of rows of 16 bytes, and heads of at most 256 elements";
     return !args->prefill && kv->dtype == LT_DTYPE_F16 && kv->head_dim % 8 == 0 && kv->head_dim <= 256 && props->major >= 8 &&
            (kv->page_bytes | kv->k_offset | kv->v_offset) % 16 == 0 && visible_pages(args) <= 65535 &&
-           shared_bytes(args) + 3072 <= props->shared_optin_bytes &&
+           shared_bytes(args) + 6144 <= props->shared_optin_bytes &&
            args->src[0].dim[0] * args->params.ATTENTION.heads < 2 * props->sm_count;
 }
 
@@ -40,7 +40,8 @@ bool lt__cuda_decodes(const lt_cuda_device *dev, const lt_op_args *args)
     return accepts(dev, args, &why) && args->src[1].addr % 16 == 0 && args->scratch && args->src[0].dim[0] > 0;
 }
 
-lt_status lt__cuda_decode(lt_cuda_device *dev, CUstream stream, const lt_op_args *args, const lt_view *q, bool keep, lt_err *err)
+lt_status lt__cuda_decode(lt_cuda_device *dev, CUstream stream, const lt_op_args *args, const lt_cuda_heads *whole, const lt_view *q,
+                          bool keep, lt_err *err)
 {
     const lt_attention_params *p = &args->params.ATTENTION;
     lt_cuda_attention a = {.q = args->src[0].addr, .cache = args->src[1].addr, .pos = args->src[2].addr, .table = args->src[3].addr,
@@ -49,8 +50,12 @@ lt_status lt__cuda_decode(lt_cuda_device *dev, CUstream stream, const lt_op_args
                            .tokens = (int32_t)args->src[0].dim[0], .heads = (int32_t)p->heads, .window = (int32_t)p->window,
                            .parts = (int32_t)visible_pages(args), .scale = p->scale};
     lt__cuda_kv_fill(&a.kv, dev, args, &p->kv, &args->src[1]);
+    lt_cuda_decode both = {.a = a};
+    if (whole)
+        both.h = *whole;
     lt_cuda_dim grid = {(uint32_t)a.heads, (uint32_t)a.tokens, (uint32_t)a.parts}, block = {256, 1, 1};
-    lt_status s = lt__cuda_launch(dev, "decode", "decode_page", grid, block, shared_bytes(args), stream, (void *[]){&a}, args, err);
+    lt_status s = lt__cuda_launch(dev, "decode", whole ? "decode_token" : "decode_page", grid, block, shared_bytes(args), stream,
+                                  (void *[]){&both}, args, err);
     if (s != LT_OK)
         return s;
     lt_cuda_merge m = {.a = a, .q = q ? q->addr : 0, .q_token = q ? q->stride[0] : 0};
@@ -66,7 +71,7 @@ static lt_status launch(lt_cuda_device *dev, CUstream stream, const lt_op_args *
 {
     if (!lt__cuda_decodes(dev, args))
         return lt__cuda_rows_attention[0].launch(dev, stream, args, err);
-    return lt__cuda_decode(dev, stream, args, NULL, true, err);
+    return lt__cuda_decode(dev, stream, args, NULL, NULL, true, err);
 }
 
 const lt_cuda_row lt__cuda_rows_decode[] = {{LT_OP_ATTENTION, accepts, launch, scratch}};

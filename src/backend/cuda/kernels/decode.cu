@@ -3,7 +3,7 @@
  * The operations of attention.cu in its order, so its bits. Rows of the cache come by asynchronous copies, all at
  * once; a single token's, its own apart, even before the launches in front of this one are done: no launch of a
  * pass writes them. */
-#include "rows.cuh"
+#include "heads.cuh"
 
 #define THREADS 256
 #define PAD 16 /* bytes behind a row: neighbours' chunks lie in other banks */
@@ -76,13 +76,14 @@ LT_DEV float *partial(const lt_cuda_attention &a, int t, int head, int part)
     return (float *)a.scratch + (((int64_t)t * a.heads + head) * a.parts + part) * (2 + a.kv.head_dim);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) decode_page(lt_cuda_attention a)
+/* `whole`: of one token, whose head of q is made here, as are its rows of k and v by each block that sees them. */
+template <bool whole> LT_DEV void attend(const lt_cuda_attention &a, const lt_cuda_heads &h)
 {
     extern __shared__ __align__(16) uint8_t rows[];
-    __shared__ __align__(16) float q[256], p[LT_PAGE];
-    __shared__ float sh[THREADS / 32 + 1];
+    __shared__ __align__(16) float q[256], p[LT_PAGE], turn[whole ? 512 : 1];
+    __shared__ float sh[ACCS];
     const int head = (int)blockIdx.x, t = (int)blockIdx.y, part = (int)blockIdx.z, dim = a.kv.head_dim, chunks = dim / 8;
-    const int i = (int)threadIdx.x, stride = 16 * chunks + PAD;
+    const int i = (int)threadIdx.x, stride = 16 * chunks + PAD, group = a.heads / a.kv.kv_heads, kv_head = head / group;
     uint8_t *sk = rows, *sv = rows + LT_PAGE * stride;
     const int pos = ((const int *)a.pos)[t], from = first_of(a, pos), logical = from / LT_PAGE + part;
     if (from < 0 || logical > pos / LT_PAGE) {
@@ -92,15 +93,34 @@ extern "C" __global__ void __launch_bounds__(THREADS) decode_page(lt_cuda_attent
     const int base = logical * LT_PAGE, first = part ? 0 : from - base, last = pos - base < LT_PAGE - 1 ? pos - base : LT_PAGE - 1;
     const int page = lt_page(a.kv, a.table, logical);
     const uint8_t *k = lt_at<const uint8_t>(a.cache, (int64_t)((uint64_t)(page < 0 ? 0 : page) * a.kv.page_bytes + a.kv.k_offset +
-                                                              (uint64_t)(head / (a.heads / a.kv.kv_heads)) * LT_PAGE * a.kv.row_bytes));
+                                                              (uint64_t)kv_head * LT_PAGE * a.kv.row_bytes));
     const uint8_t *v = k - a.kv.k_offset + a.kv.v_offset;
-    const int old = a.tokens > 1 ? first : base + last == pos ? last : last + 1;
+    const bool own = base + last == pos; /* the token's own row is on this page */
+    const int old = a.tokens > 1 ? first : own ? last : last + 1;
     copy_rows(sk, sv, k, v, first, old, chunks);
     lt_begin();
-    copy_rows(sk, sv, k, v, old, last + 1, chunks);
-    const float *src = lt_at<const float>(a.q, t * a.q_token + head * a.q_head);
-    for (int j = i; j < dim; j += THREADS)
-        q[j] = src[j];
+    if (!whole) {
+        copy_rows(sk, sv, k, v, old, last + 1, chunks);
+        const float *src = lt_at<const float>(a.q, t * a.q_token + head * a.q_head);
+        for (int j = i; j < dim; j += THREADS)
+            q[j] = src[j];
+    } else {
+        const float *y = turned(h, 0, lt_at<const float>(h.q, head * h.q_head), head, 0, turn, sh);
+        for (int j = i; j < dim; j += THREADS)
+            q[j] = y[j];
+        for (int which = 1; own && which < 3; which++) {
+            __syncthreads();
+            const float *x = which == 1 ? lt_at<const float>(h.k, kv_head * h.k_head) : lt_at<const float>(h.v, kv_head * h.v_head);
+            unsigned short *row = (unsigned short *)((which == 1 ? sk : sv) + last * stride);
+            unsigned short *cache = (unsigned short *)((which == 1 ? k : v) + (int64_t)last * a.kv.row_bytes);
+            y = turned(h, which, x, kv_head, 0, turn, sh);
+            for (int j = i; j < dim; j += THREADS) {
+                row[j] = lt_to_half(y[j]);
+                if (head % group == 0 && page >= 0)
+                    cache[j] = row[j];
+            }
+        }
+    }
     copies_done();
     __syncthreads();
     const bool seen = i >= first && i <= last;
@@ -144,6 +164,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) decode_page(lt_cuda_attent
         out[2 + j] = o;
     }
 }
+
+extern "C" __global__ void __launch_bounds__(THREADS) decode_page(lt_cuda_attention a)
+{
+    const lt_cuda_heads none = {0};
+    attend<false>(a, none);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) decode_token(lt_cuda_decode b) { attend<true>(b.a, b.h); }
 
 /* The pages' results in ascending order; a thread an element. y 0: only quantised to q, a row of heads * head_dim. */
 extern "C" __global__ void __launch_bounds__(256) decode_merge(lt_cuda_merge b)

@@ -1,36 +1,6 @@
 /* fused.cu - neighbours of a list of launches in one kernel: the operations of rows.cu in their order, so
  * their bits, without the way through memory in between. Launched by fuse.c alone. */
-#include "rows.cuh"
-
-#define ACCS 256 /* accumulators of a norm */
-
-/* 1 / rms of the row in shared memory, for every thread; blocks of 256 threads or more. sh: ACCS floats. */
-LT_DEV float norm_factor(const float *t, int cols, float eps, float *sh)
-{
-    const int i = (int)threadIdx.x;
-    if (i < ACCS) {
-        float ss = 0;
-        for (int j = i; j < cols; j += ACCS)
-            ss = lt_fma(t[j], t[j], ss);
-        sh[i] = ss;
-    }
-    __syncthreads();
-#pragma unroll
-    for (int s = ACCS / 2; s >= 32; s /= 2) {
-        if (i < s)
-            sh[i] = lt_add(sh[i], sh[i + s]);
-        __syncthreads();
-    }
-    if (i < 32) {
-        const float x = lt_tree<32>(sh[i]);
-        if (i == 0)
-            sh[0] = lt_div(1.0f, __fsqrt_rn(lt_add(lt_div(x, (float)cols), eps)));
-    }
-    __syncthreads();
-    const float r = sh[0];
-    __syncthreads();
-    return r;
-}
+#include "heads.cuh"
 
 /* One block a row; the row stands in shared memory. Other rows' inputs are never written: fuse.c saw to it. */
 extern "C" __global__ void __launch_bounds__(256) chain(lt_cuda_chain a)
@@ -210,33 +180,7 @@ extern "C" __global__ void __launch_bounds__(256) heads_store(lt_cuda_heads a)
     float *x = which == 0   ? lt_at<float>(a.q, token * a.q_token + h * a.q_head)
                : which == 1 ? lt_at<float>(a.k, token * a.k_token + h * a.k_head)
                             : lt_at<float>(a.v, token * a.v_token + h * a.v_head);
-    float *y = t + dim;
-    const uint64_t bias = which == 0 ? a.bq : which == 1 ? a.bk : a.bv;
-    for (int i = first; i < dim; i += 256)
-        t[i] = bias ? lt_add(x[i], ((const float *)bias)[h * dim + i]) : x[i];
-    __syncthreads();
-    const uint64_t w = which == 0 ? a.wq : which == 1 ? a.wk : 0;
-    if (w) {
-        const float r = norm_factor(t, dim, which ? a.eps_k : a.eps_q, sh);
-        for (int i = first; i < dim; i += 256)
-            t[i] = lt_mul(lt_mul(t[i], r), ((const float *)w)[i]);
-        __syncthreads();
-    }
-    if (which == 2) {
-        y = t;
-    } else {
-        const int rotated = a.rotated < 0 ? -a.rotated : a.rotated, pairs = rotated / 2;
-        const float *cs = lt_at<const float>(a.angles, token * a.angles_token);
-        for (int i = first; i < dim - pairs; i += 256) {
-            if (i >= pairs) {
-                y[rotated + i - pairs] = t[rotated + i - pairs];
-                continue;
-            }
-            const int j = a.rotated < 0 ? 2 * i : i, k = a.rotated < 0 ? 2 * i + 1 : i + pairs;
-            rotate(t[j], t[k], cs[2 * i], cs[2 * i + 1], y[j], y[k]);
-        }
-        __syncthreads();
-    }
+    const float *y = turned(a, which, x, h, token, t, sh);
     if (which == 0 || (which == 1 ? a.keep_k : a.keep_v))
         for (int i = first; i < dim; i += 256)
             x[i] = y[i];
