@@ -9,15 +9,15 @@
 #include "backend/backend.h"
 #include "base/mem.h"
 
-enum { LAYERS = 32, EMBD = 4096, FF = 11008, HEADS = 32, DIM = 128, PAGES = 16, RUNS = 30 };
+enum { LAYERS = 32, EMBD = 4096, FF = 11008, HEADS = 32, DIM = 128, PAGES = 16, RUNS = 30, STEPS = 24 };
 
 typedef struct bench {
     lt_ctx    *ctx;
     lt_device *dev;
     lt_queue  *q;
     lt_addr    base, at;
-    lt_op_args args[LAYERS * 8];
-    const lt_op_args *ptrs[LAYERS * 8];
+    lt_op_args args[LAYERS * STEPS];
+    const lt_op_args *ptrs[LAYERS * STEPS];
     size_t     n;
     lt_err     err;
 } bench;
@@ -132,53 +132,112 @@ static void gated(bench *b, bool quantise)
     measure(b, quantise ? "silu, quantise" : "silu", 0);
 }
 
-/* What comes before attention, attention, or both and its quantising. */
-static void attend(bench *b, int depth, bool before, bool attention)
+typedef struct cached { lt_kv_layout kv; lt_view angles, pos, table; } cached;
+
+static cached make_cache(bench *b, int depth)
 {
     int32_t pos = depth, table[PAGES];
-    lt_kv_layout kv = {.page_bytes = 2u * LT_KV_PAGE * HEADS * DIM * 2, .v_offset = LT_KV_PAGE * HEADS * DIM * 2, .kv_heads = HEADS,
-                       .head_dim = DIM, .dtype = LT_DTYPE_F16};
+    cached c = {.kv = {.page_bytes = 2u * LT_KV_PAGE * HEADS * DIM * 2, .v_offset = LT_KV_PAGE * HEADS * DIM * 2, .kv_heads = HEADS,
+                       .head_dim = DIM, .dtype = LT_DTYPE_F16}};
     for (int i = 0; i < PAGES; i++)
         table[i] = i;
-    lt_view angles = {.addr = b->at, .dtype = LT_DTYPE_F32, .ndim = 3, .dim = {1, DIM / 2, 2}, .stride = {DIM * 4, 8, 4}};
+    c.angles = (lt_view){.addr = b->at, .dtype = LT_DTYPE_F32, .ndim = 3, .dim = {1, DIM / 2, 2}, .stride = {DIM * 4, 8, 4}};
     b->at += 4096;
-    lt_view p = row(b, LT_DTYPE_I32, 1), t = row(b, LT_DTYPE_I32, PAGES);
-    must(b, lt_queue_copy_in(b->q, p.addr, &pos, sizeof pos, &b->err));
-    must(b, lt_queue_copy_in(b->q, t.addr, table, sizeof table, &b->err));
+    c.pos = row(b, LT_DTYPE_I32, 1);
+    c.table = row(b, LT_DTYPE_I32, PAGES);
+    must(b, lt_queue_copy_in(b->q, c.pos.addr, &pos, sizeof pos, &b->err));
+    must(b, lt_queue_copy_in(b->q, c.table.addr, table, sizeof table, &b->err));
     must(b, lt_queue_sync(b->q, &b->err));
+    return c;
+}
+
+/* What comes before attention, attention, or both and its quantising; q, k and v are matrices. Returns the last result. */
+static lt_view attend(bench *b, const cached *c, lt_view qm, lt_view km, lt_view vm, bool before, bool attention, bool quantise)
+{
+    lt_view q = heads_of(qm), k = heads_of(km), v = heads_of(vm), o = heads_of(matrix(b, LT_DTYPE_F32, 1, EMBD));
+    lt_view cache = row(b, LT_DTYPE_I8, (int64_t)(PAGES * c->kv.page_bytes));
+    lt_rope_params turn = {LT_ROPE_PAIRS, DIM};
+    if (before) {
+        add(b, LT_OP_ROPE, q, 2, (lt_view[]){q, c->angles})->params.ROPE = turn;
+        add(b, LT_OP_ROPE, k, 2, (lt_view[]){k, c->angles})->params.ROPE = turn;
+        add(b, LT_OP_KV_STORE, cache, 4, (lt_view[]){k, v, c->pos, c->table})->params.KV_STORE.kv = c->kv;
+    }
+    if (!attention)
+        return q;
+    lt_op_args *a = add(b, LT_OP_ATTENTION, o, 4, (lt_view[]){q, cache, c->pos, c->table});
+    a->params.ATTENTION = (lt_attention_params){.kv = c->kv, .heads = HEADS, .scale = 0.088f};
+    uint64_t scratch = lt__device_scratch_bytes(b->dev, a);
+    a->scratch = scratch ? b->at : 0;
+    b->at += lt__round_up(scratch, 256);
+    lt_view x = o;
+    x.ndim = 2, x.dim[1] = EMBD, x.stride[1] = 4;
+    if (!quantise)
+        return x;
+    lt_view y = matrix(b, LT_DTYPE_Q8A, 1, EMBD);
+    add(b, LT_OP_QUANTIZE, y, 1, &x);
+    return y;
+}
+
+static void attends(bench *b, int depth, bool before, bool attention)
+{
+    cached c = make_cache(b, depth);
     for (int l = 0; l < LAYERS; l++) {
-        lt_view q = heads_of(matrix(b, LT_DTYPE_F32, 1, EMBD)), k = heads_of(matrix(b, LT_DTYPE_F32, 1, EMBD)),
-                v = heads_of(matrix(b, LT_DTYPE_F32, 1, EMBD)), o = heads_of(matrix(b, LT_DTYPE_F32, 1, EMBD));
-        lt_view cache = row(b, LT_DTYPE_I8, (int64_t)(PAGES * kv.page_bytes));
-        lt_rope_params turn = {LT_ROPE_PAIRS, DIM};
-        if (before) {
-            add(b, LT_OP_ROPE, q, 2, (lt_view[]){q, angles})->params.ROPE = turn;
-            add(b, LT_OP_ROPE, k, 2, (lt_view[]){k, angles})->params.ROPE = turn;
-            add(b, LT_OP_KV_STORE, cache, 4, (lt_view[]){k, v, p, t})->params.KV_STORE.kv = kv;
-        }
-        if (!attention)
-            continue;
-        lt_op_args *a = add(b, LT_OP_ATTENTION, o, 4, (lt_view[]){q, cache, p, t});
-        a->params.ATTENTION = (lt_attention_params){.kv = kv, .heads = HEADS, .scale = 0.088f};
-        uint64_t scratch = lt__device_scratch_bytes(b->dev, a);
-        a->scratch = scratch ? b->at : 0;
-        b->at += lt__round_up(scratch, 256);
-        if (before) {
-            lt_view x = o, y = matrix(b, LT_DTYPE_Q8A, 1, EMBD);
-            x.ndim = 2, x.dim[1] = EMBD, x.stride[1] = 4;
-            add(b, LT_OP_QUANTIZE, y, 1, &x);
-        }
+        lt_view q = matrix(b, LT_DTYPE_F32, 1, EMBD), k = matrix(b, LT_DTYPE_F32, 1, EMBD), v = matrix(b, LT_DTYPE_F32, 1, EMBD);
+        attend(b, &c, q, k, v, before, attention, before);
     }
     char text[64];
     snprintf(text, sizeof text, !attention ? "rope, rope, store" : before ? "all to attention at %d" : "attention at %d", depth);
     measure(b, text, 0);
 }
 
+static lt_view product(bench *b, lt_dtype t, lt_view x, int64_t cols, int64_t rows, double *bytes)
+{
+    lt_view w = matrix(b, t, rows, cols), y = matrix(b, LT_DTYPE_F32, 1, rows);
+    *bytes += (double)w.stride[0] * (double)rows / LAYERS;
+    add(b, LT_OP_LINEAR, y, 2, (lt_view[]){x, w});
+    return y;
+}
+
+static lt_view normed(bench *b, lt_view h, lt_view y, bool quantise)
+{
+    lt_view w = row(b, LT_DTYPE_F32, EMBD), x = matrix(b, LT_DTYPE_F32, 1, EMBD), q = matrix(b, LT_DTYPE_Q8A, 1, EMBD);
+    add(b, LT_OP_ADD, h, 2, (lt_view[]){h, y});
+    add(b, LT_OP_RMS_NORM, x, 2, (lt_view[]){h, w})->params.RMS_NORM.eps = 1e-5f;
+    if (!quantise)
+        return x;
+    add(b, LT_OP_QUANTIZE, q, 1, &x);
+    return q;
+}
+
+/* All of a layer in its order. */
+static void layers(bench *b, lt_dtype t, int depth)
+{
+    cached c = make_cache(b, depth);
+    bool quant = lt_dtype_get(t)->kind == LT_DTYPE_KIND_QUANT;
+    double bytes = 0;
+    lt_view h = matrix(b, LT_DTYPE_F32, 1, EMBD), y = matrix(b, LT_DTYPE_F32, 1, EMBD);
+    for (int l = 0; l < LAYERS; l++) {
+        lt_view x = normed(b, h, y, quant);
+        lt_view q = product(b, t, x, EMBD, EMBD, &bytes), k = product(b, t, x, EMBD, EMBD, &bytes), v = product(b, t, x, EMBD, EMBD, &bytes);
+        x = attend(b, &c, q, k, v, true, true, quant);
+        y = product(b, t, x, EMBD, EMBD, &bytes);
+        x = normed(b, h, y, quant);
+        lt_view gate = product(b, t, x, EMBD, FF, &bytes), up = product(b, t, x, EMBD, FF, &bytes), z = matrix(b, LT_DTYPE_Q8A, 1, FF);
+        add(b, LT_OP_SILU_MUL, gate, 2, (lt_view[]){gate, up});
+        if (quant)
+            add(b, LT_OP_QUANTIZE, z, 1, &gate);
+        y = product(b, t, quant ? z : gate, FF, EMBD, &bytes);
+    }
+    char text[64];
+    snprintf(text, sizeof text, "a layer of %s at %d", lt_dtype_get(t)->name, depth);
+    measure(b, text, bytes);
+}
+
 int main(int argc, char **argv)
 {
     bench *b = calloc(1, sizeof *b);
     const char *spec = argc > 1 ? argv[1] : "cuda";
-    const uint64_t bytes = UINT64_C(7) << 30;
+    const uint64_t bytes = UINT64_C(16) << 30;
     must(b, lt_ctx_create(NULL, &b->ctx, &b->err));
     must(b, lt_device_open(b->ctx, spec, &b->dev, &b->err));
     must(b, lt_queue_create(b->dev, LT_QUEUE_COMPUTE, &b->q, &b->err));
@@ -195,12 +254,12 @@ int main(int argc, char **argv)
     residual(b, false);
     gated(b, true);
     gated(b, false);
-    attend(b, 64, true, false);
+    attends(b, 64, true, false);
     static const int depths[] = {64, 255, 1023, 4000};
     for (int i = 0; i < 4; i++)
-        attend(b, depths[i], false, true);
+        attends(b, depths[i], false, true);
     for (int i = 0; i < 4; i++)
-        attend(b, depths[i], true, true);
+        attends(b, depths[i], true, true);
     static const lt_dtype types[] = {LT_DTYPE_Q4_K, LT_DTYPE_Q6_K, LT_DTYPE_F16};
     for (int i = 0; i < 3; i++) {
         products(b, types[i], "q, k, v", EMBD, 3, (int64_t[]){EMBD, EMBD, EMBD});
@@ -208,6 +267,10 @@ int main(int argc, char **argv)
         products(b, types[i], "gate, up", EMBD, 2, (int64_t[]){FF, FF});
         products(b, types[i], "down", FF, 1, (int64_t[]){EMBD});
     }
+    layers(b, LT_DTYPE_Q4_K, 128);
+    layers(b, LT_DTYPE_Q4_K, 1023);
+    layers(b, LT_DTYPE_F16, 128);
+    b->at = b->base;
     lt_queue_destroy(b->q);
     lt_device_unreserve(b->dev, b->base, bytes);
     lt_device_close(b->dev);

@@ -9,10 +9,12 @@ static int64_t visible_pages(const lt_op_args *args)
     return in_window < pages ? in_window : pages;
 }
 
-/* A page's rows of K and V, each row 16 bytes longer. */
+/* A page's rows of K and V, each row 16 bytes longer. Without asking a block has 48 KiB for this and the kernel's arrays:
+ * what comes near is made to ask. */
 static uint32_t shared_bytes(const lt_op_args *args)
 {
-    return 2 * LT_KV_PAGE * (2 * args->params.ATTENTION.kv.head_dim + 16);
+    uint32_t bytes = 2 * LT_KV_PAGE * (2 * args->params.ATTENTION.kv.head_dim + 16);
+    return bytes > (40u << 10) && bytes <= (48u << 10) ? (48u << 10) + 16 : bytes;
 }
 
 /* More queries fill the card with a block each, and read a page more often than they need. */
