@@ -17,21 +17,28 @@ LT_DEV void copy16(void *shared, const void *global)
 #endif
 }
 
-LT_DEV void copies_done()
+LT_DEV void end_group()
 {
 #if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.wait_all;" ::: "memory");
+    asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
 }
 
-/* Rows first .. end of K and V, of `chunks` 16 bytes each. */
-LT_DEV void copy_rows(uint8_t *sk, uint8_t *sv, const uint8_t *k, const uint8_t *v, int first, int end, int chunks)
+/* Of this thread, all groups but the latest `but`. */
+template <int but> LT_DEV void groups_done()
+{
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_group %0;" ::"n"(but) : "memory");
+#endif
+}
+
+/* Rows first .. end of K or V, of `chunks` 16 bytes each. */
+LT_DEV void copy_rows(uint8_t *to, const uint8_t *from, int first, int end, int chunks)
 {
     const int n = (end - first) * chunks;
     for (int i = (int)threadIdx.x; i < n; i += THREADS) {
         const int r = first + i / chunks, c = 16 * (i % chunks);
-        copy16(sk + r * (16 * chunks + PAD) + c, k + r * 16 * chunks + c);
-        copy16(sv + r * (16 * chunks + PAD) + c, v + r * 16 * chunks + c);
+        copy16(to + r * (16 * chunks + PAD) + c, from + r * 16 * chunks + c);
     }
 }
 
@@ -97,10 +104,18 @@ template <bool whole> LT_DEV void attend(const lt_cuda_attention &a, const lt_cu
     const uint8_t *v = k - a.kv.k_offset + a.kv.v_offset;
     const bool own = base + last == pos; /* the token's own row is on this page */
     const int old = a.tokens > 1 ? first : own ? last : last + 1;
-    copy_rows(sk, sv, k, v, first, old, chunks);
+    copy_rows(sk, k, first, old, chunks);
+    if (whole)
+        end_group();
+    copy_rows(sv, v, first, old, chunks);
+    if (whole)
+        end_group();
     lt_begin();
-    if (!whole) {
-        copy_rows(sk, sv, k, v, old, last + 1, chunks);
+    if (!whole) { /* two groups as well: K, with V's old rows, then the rest of V */
+        copy_rows(sk, k, old, last + 1, chunks);
+        end_group();
+        copy_rows(sv, v, old, last + 1, chunks);
+        end_group();
         const float *src = lt_at<const float>(a.q, t * a.q_token + head * a.q_head);
         for (int j = i; j < dim; j += THREADS)
             q[j] = src[j];
@@ -121,7 +136,7 @@ template <bool whole> LT_DEV void attend(const lt_cuda_attention &a, const lt_cu
             }
         }
     }
-    copies_done();
+    groups_done<1>();
     __syncthreads();
     const bool seen = i >= first && i <= last;
     const float s = seen ? lt_mul(dot(q, sk + i * stride, dim), a.scale) : __int_as_float(0xff800000);
@@ -137,6 +152,7 @@ template <bool whole> LT_DEV void attend(const lt_cuda_attention &a, const lt_cu
     for (int w = 1; w < THREADS / 32; w++)
         m = fmaxf(m, sh[w]);
     p[i] = seen ? lt_exp(lt_sub(s, m)) : 0.0f;
+    groups_done<0>();
     __syncthreads();
     float *out = partial(a, t, head, part);
     if (page < 0) { /* reported; the output is not looked at any more */
@@ -158,7 +174,7 @@ template <bool whole> LT_DEV void attend(const lt_cuda_attention &a, const lt_cu
     for (int j = i; j < dim; j += THREADS) {
         float o = 0;
         const uint8_t *row = sv + 2 * j;
-#pragma unroll 8
+#pragma unroll 16
         for (int x = first; x <= last; x++)
             o = lt_fma(p[x], lt_half(*(const unsigned short *)(row + x * stride)), o);
         out[2 + j] = o;
