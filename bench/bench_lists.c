@@ -96,13 +96,14 @@ static void measure(bench *b, const char *what, double bytes)
 static void products(bench *b, lt_dtype t, const char *what, int64_t cols, int n, const int64_t *rows)
 {
     double bytes = 0;
-    lt_view x = matrix(b, lt_dtype_get(t)->kind == LT_DTYPE_KIND_QUANT ? LT_DTYPE_Q8A : LT_DTYPE_F32, 1, cols);
-    for (int l = 0; l < LAYERS; l++)
+    for (int l = 0; l < LAYERS; l++) {
+        lt_view x = matrix(b, lt_dtype_get(t)->kind == LT_DTYPE_KIND_QUANT ? LT_DTYPE_Q8A : LT_DTYPE_F32, 1, cols);
         for (int i = 0; i < n; i++) {
             lt_view w = matrix(b, t, rows[i], cols), y = matrix(b, LT_DTYPE_F32, 1, rows[i]);
             add(b, LT_OP_LINEAR, y, 2, (lt_view[]){x, w});
             bytes += (double)w.stride[0] * (double)rows[i] / LAYERS;
         }
+    }
     char text[64];
     snprintf(text, sizeof text, "%s %s", lt_dtype_get(t)->name, what);
     measure(b, text, bytes);

@@ -244,9 +244,10 @@ static bool products(lt_cuda_device *d, const lt_launch_list *list, size_t first
 static lt_status give_attention(lt_cuda_device *d, CUstream stream, const lt_launch_list *list, const lt_cuda_step *p, lt_err *err)
 {
     size_t last = p->first + p->n - 1;
-    const lt_op_args *quant = list->args[last]->op == LT_OP_QUANTIZE ? list->args[last--] : NULL;
+    const lt_op_args *quant = list->args[last]->op == LT_OP_QUANTIZE ? list->args[last--] : NULL, *a = list->args[last];
     bool keep = !quant || read_later(list, p->first + p->n, &quant->src[0]);
-    return lt__cuda_decode(d, stream, list->args[last], last > p->first ? &p->u.heads : NULL, quant ? &quant->dst : NULL, keep, err);
+    lt_status s = last > p->first ? lt__cuda_token(d, stream, a, &p->u.heads, err) : lt__cuda_attention_spread(d, stream, a, err);
+    return s == LT_OK ? lt__cuda_merge_quantize(d, stream, a, quant ? &quant->dst : NULL, keep, err) : s;
 }
 
 static bool quantises(const lt_op_args *q, const lt_op_args *a)
@@ -260,7 +261,7 @@ static bool quantises(const lt_op_args *q, const lt_op_args *a)
 static bool attention(lt_cuda_device *d, const lt_launch_list *list, size_t first, lt_cuda_step *out)
 {
     const lt_op_args *a = list->args[first], *q = first + 1 < list->n ? list->args[first + 1] : NULL;
-    if (!q || !lt__cuda_decodes(d, a) || !quantises(q, a))
+    if (!q || a->prefill || a->params.ATTENTION.kv.head_dim > 256 || !quantises(q, a) || lt__cuda_attention_parts(d, a) <= 1)
         return false;
     *out = (lt_cuda_step){.first = first, .n = 2, .give = give_attention};
     return true;
@@ -279,7 +280,7 @@ static bool heads_and_attention(lt_cuda_device *d, const lt_launch_list *list, s
         return false;
     size_t i = first + out->n;
     const lt_op_args *store = list->args[i - 1], *a = i < list->n ? list->args[i] : NULL;
-    if (!a || a->op != LT_OP_ATTENTION || a->dst.dim[0] != 1 || !lt__cuda_decodes(d, a) || !same_view(&a->src[0], &list->args[i - 3]->dst) ||
+    if (!a || a->op != LT_OP_ATTENTION || !lt__cuda_token_ok(d, a) || !same_view(&a->src[0], &list->args[i - 3]->dst) ||
         !same_view(&a->src[1], &store->dst) || !same_view(&a->src[2], &store->src[2]) || !same_view(&a->src[3], &store->src[3]) ||
         !same_layout(&a->params.ATTENTION.kv, &store->params.KV_STORE.kv))
         return true;

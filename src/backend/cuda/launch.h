@@ -29,11 +29,16 @@ bool lt__cuda_linear_group_ok(const lt_cuda_device *dev, const lt_op_args *const
 LT_NODISCARD lt_status
 lt__cuda_linear_group(lt_cuda_device *dev, CUstream stream, const lt_op_args *const *args, uint32_t n, lt_err *err);
 
-/* ATTENTION of few queries, and whether this launch of it is of that kind. whole: of one token, with what comes before
- * it, or NULL. q: the result quantised, too, or instead of it with !keep; or NULL. */
-bool lt__cuda_decodes(const lt_cuda_device *dev, const lt_op_args *args);
+/* ATTENTION that spreads its pages over blocks: how many parts, 1 when it does not (then these are not called); the
+ * launch of the parts alone, their results in args->scratch; and what merges them, quantised to q, too, or instead of
+ * the result itself with !keep; q NULL: not quantised, else heads are whole blocks of 32. Of at most 256 elements. */
+int32_t lt__cuda_attention_parts(const lt_cuda_device *dev, const lt_op_args *args);
+LT_NODISCARD lt_status lt__cuda_attention_spread(lt_cuda_device *dev, CUstream stream, const lt_op_args *args, lt_err *err);
 LT_NODISCARD lt_status
-lt__cuda_decode(lt_cuda_device *dev, CUstream stream, const lt_op_args *args, const lt_cuda_heads *whole, const lt_view *q,
-                bool keep, lt_err *err);
+lt__cuda_merge_quantize(lt_cuda_device *dev, CUstream stream, const lt_op_args *args, const lt_view *q, bool keep, lt_err *err);
+/* The parts of one token with what comes before them done on the way, where ok says so. */
+bool lt__cuda_token_ok(const lt_cuda_device *dev, const lt_op_args *args);
+LT_NODISCARD lt_status
+lt__cuda_token(lt_cuda_device *dev, CUstream stream, const lt_op_args *args, const lt_cuda_heads *heads, lt_err *err);
 
 #endif

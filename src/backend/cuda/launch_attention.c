@@ -54,22 +54,37 @@ static bool accepts(const lt_cuda_device *dev, const lt_op_args *args, const cha
     return args->src[0].dim[0] <= 65535 && args->params.ATTENTION.kv.head_dim <= 1024;
 }
 
-static lt_status launch(lt_cuda_device *dev, CUstream stream, const lt_op_args *args, lt_err *err)
+/* As launched, by where the cache lies. */
+static shape shape_at(const lt_cuda_device *dev, const lt_op_args *args)
 {
-    shape s = shape_of(dev, args);
+    return args->src[1].addr % 16 ? (shape){0, args->params.ATTENTION.heads, 0} : shape_of(dev, args);
+}
+
+int32_t lt__cuda_attention_parts(const lt_cuda_device *dev, const lt_op_args *args)
+{
+    shape s = shape_at(dev, args);
+    return args->scratch && args->src[0].dim[0] <= split_tokens(dev, &s) ? (int32_t)visible_pages(args) : 1;
+}
+
+lt_status lt__cuda_attention_spread(lt_cuda_device *dev, CUstream stream, const lt_op_args *args, lt_err *err)
+{
+    shape s = shape_at(dev, args);
     lt_cuda_attention a = lt__cuda_attention_args(dev, args);
-    if (a.cache % 16)
-        s = (shape){0, (uint32_t)a.heads, 0};
-    a.parts = args->scratch && a.tokens <= split_tokens(dev, &s) ? (int32_t)visible_pages(args) : 1;
-    if (!a.tokens)
-        return LT_OK;
+    a.parts = lt__cuda_attention_parts(dev, args);
     char name[32] = "attention";
     if (s.heads)
         snprintf(name, sizeof name, "attention_f16_%u", s.heads);
     lt_cuda_dim grid = {s.blocks, (uint32_t)a.tokens, (uint32_t)a.parts}, block = {THREADS, 1, 1};
-    lt_status st = lt__cuda_launch(dev, "attention", name, grid, block, s.bytes, stream, (void *[]){&a}, args, err);
-    if (st == LT_OK && a.parts > 1) {
-        grid = (lt_cuda_dim){(uint32_t)a.heads, (uint32_t)a.tokens, 1};
+    return lt__cuda_launch(dev, "attention", name, grid, block, s.bytes, stream, (void *[]){&a}, args, err);
+}
+
+static lt_status launch(lt_cuda_device *dev, CUstream stream, const lt_op_args *args, lt_err *err)
+{
+    lt_cuda_attention a = lt__cuda_attention_args(dev, args);
+    a.parts = lt__cuda_attention_parts(dev, args);
+    lt_status st = a.tokens ? lt__cuda_attention_spread(dev, stream, args, err) : LT_OK;
+    if (st == LT_OK && a.tokens && a.parts > 1) {
+        lt_cuda_dim grid = {(uint32_t)a.heads, (uint32_t)a.tokens, 1}, block = {THREADS, 1, 1};
         st = lt__cuda_launch(dev, "attention", "attention_merge", grid, block, 0, stream, (void *[]){&a}, args, err);
     }
     return st;

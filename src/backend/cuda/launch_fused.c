@@ -1,5 +1,40 @@
 /* launch_fused.c - the family of fuse.c: its kernels run for neighbours of a list, never for an op alone. */
-#include "backend/cuda/launch.h"
+#include "backend/cuda/flash.h"
 
 const lt_cuda_row lt__cuda_rows_fused[] = {{LT_OP_COUNT, NULL, NULL, NULL}};
 const size_t lt__cuda_rows_fused_n = 0;
+
+/* A page's rows of K and V, each row 16 bytes longer. Without asking a block has 48 KiB for this and the kernel's arrays:
+ * what comes near is made to ask. */
+static uint32_t token_bytes(const lt_op_args *args)
+{
+    uint32_t bytes = 2 * LT_KV_PAGE * (2 * args->params.ATTENTION.kv.head_dim + 16);
+    return bytes > (40u << 10) && bytes <= (48u << 10) ? (48u << 10) + 16 : bytes;
+}
+
+bool lt__cuda_token_ok(const lt_cuda_device *dev, const lt_op_args *args)
+{
+    const lt_cuda_props *props = lt__cuda_device_props(dev);
+    const lt_attention_params *p = &args->params.ATTENTION;
+    return !args->prefill && props->major >= 8 && args->src[0].dim[0] == 1 && p->kv.dtype == LT_DTYPE_F16 && p->heads == p->kv.kv_heads &&
+           p->kv.head_dim % 8 == 0 && p->kv.head_dim <= 256 && token_bytes(args) + 6144 <= props->shared_optin_bytes &&
+           (args->src[1].addr | p->kv.page_bytes | p->kv.k_offset | p->kv.v_offset) % 16 == 0 && lt__cuda_attention_parts(dev, args) > 1;
+}
+
+lt_status lt__cuda_token(lt_cuda_device *dev, CUstream stream, const lt_op_args *args, const lt_cuda_heads *heads, lt_err *err)
+{
+    lt_cuda_token t = {.a = lt__cuda_attention_args(dev, args), .h = *heads};
+    t.a.parts = lt__cuda_attention_parts(dev, args);
+    lt_cuda_dim grid = {(uint32_t)t.a.heads, 1, (uint32_t)t.a.parts}, block = {256, 1, 1};
+    return lt__cuda_launch(dev, "fused", "attend_token", grid, block, token_bytes(args), stream, (void *[]){&t}, args, err);
+}
+
+lt_status lt__cuda_merge_quantize(lt_cuda_device *dev, CUstream stream, const lt_op_args *args, const lt_view *q, bool keep, lt_err *err)
+{
+    lt_cuda_merge m = {.a = lt__cuda_attention_args(dev, args), .q = q ? q->addr : 0, .q_token = q ? q->stride[0] : 0};
+    m.a.parts = lt__cuda_attention_parts(dev, args);
+    if (!keep)
+        m.a.y = 0;
+    lt_cuda_dim grid = {(uint32_t)m.a.heads, (uint32_t)m.a.tokens, 1}, block = {(uint32_t)lt__round_up((uint32_t)m.a.kv.head_dim, 32), 1, 1};
+    return lt__cuda_launch(dev, "fused", "merge_quantize", grid, block, 0, stream, (void *[]){&m}, args, err);
+}

@@ -227,7 +227,7 @@ static lt_status allow_shared(lt_cuda_device *d, lt_cuda_function *fn, uint32_t 
 /* Kernels that call lt_begin before all else, so that they may be launched while the one before still runs. */
 static bool begins_with_wait(const char *family)
 {
-    static const char *const all[] = {"rows", "fused", "linear", "decode", "attention"};
+    static const char *const all[] = {"rows", "fused", "linear", "attention"};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         if (!strcmp(all[i], family))
             return true;

@@ -147,12 +147,11 @@ typedef struct lt_cuda_heads {
     lt_cuda_kv kv;
 } lt_cuda_heads;
 
-<<<<<<< HEAD
 /* Tensors as the copy engine of sm_90 knows them: K and V of a cache as [pages][kv heads x positions][head size]. */
 typedef struct __attribute__((aligned(64))) lt_cuda_tensor { uint64_t opaque[16]; } lt_cuda_tensor;
 typedef struct lt_cuda_flash_maps { lt_cuda_tensor k, v; } lt_cuda_flash_maps;
-=======
-/* The parts of decode.cu, merged; then quantised to q where q is not 0. */
+
+/* Attention's partial results merged, as attention_merge does; then quantised to q where q is not 0. */
 typedef struct lt_cuda_merge {
     lt_cuda_attention a;
     uint64_t q;
@@ -160,10 +159,9 @@ typedef struct lt_cuda_merge {
 } lt_cuda_merge;
 
 /* Attention of one token, with what comes before it done on the way: q is not written, k and v go to the cache alone. */
-typedef struct lt_cuda_decode {
+typedef struct lt_cuda_token {
     lt_cuda_attention a;
     lt_cuda_heads     h;
-} lt_cuda_decode;
->>>>>>> ac3bb84 (cuda: one token's heads are made where attention needs them)
+} lt_cuda_token;
 
 #endif

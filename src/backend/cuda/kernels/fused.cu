@@ -1,6 +1,7 @@
 /* fused.cu - neighbours of a list of launches in one kernel: the operations of rows.cu in their order, so
  * their bits, without the way through memory in between. Launched by fuse.c alone. */
 #include "heads.cuh"
+#include "token.cuh"
 
 /* One block a row; the row stands in shared memory. Other rows' inputs are never written: fuse.c saw to it. */
 extern "C" __global__ void __launch_bounds__(256) chain(lt_cuda_chain a)

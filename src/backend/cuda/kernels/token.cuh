@@ -1,11 +1,13 @@
-/* decode.cu - attention of few queries over an F16 cache: a block a (head, token, page), the page in shared memory.
+/* token.cuh - attention of one token with what comes before and after it: a block a (head, page), the page in shared
+ * memory, the head of q made there, and by each block that sees it the token's own row of k and v; then the merge, quantised.
  *
- * The operations of attention.cu in its order, so its bits. Rows of the cache come by asynchronous copies, all at
- * once; a single token's, its own apart, even before the launches in front of this one are done: no launch of a
- * pass writes them. */
+ * The operations of rows.cu and attention.cu in their order, so their bits. Rows of the cache come by asynchronous
+ * copies, all at once, and before the launches in front of this one are done: none of them writes those. */
+#ifndef LT_CUDA_TOKEN_CUH
+#define LT_CUDA_TOKEN_CUH
+
 #include "heads.cuh"
 
-#define THREADS 256
 #define PAD 16 /* bytes behind a row: neighbours' chunks lie in other banks */
 
 LT_DEV void copy16(void *shared, const void *global)
@@ -36,7 +38,7 @@ template <int but> LT_DEV void groups_done()
 LT_DEV void copy_rows(uint8_t *to, const uint8_t *from, int first, int end, int chunks)
 {
     const int n = (end - first) * chunks;
-    for (int i = (int)threadIdx.x; i < n; i += THREADS) {
+    for (int i = (int)threadIdx.x; i < n; i += 256) {
         const int r = first + i / chunks, c = 16 * (i % chunks);
         copy16(to + r * (16 * chunks + PAD) + c, from + r * 16 * chunks + c);
     }
@@ -83,16 +85,17 @@ LT_DEV float *partial(const lt_cuda_attention &a, int t, int head, int part)
     return (float *)a.scratch + (((int64_t)t * a.heads + head) * a.parts + part) * (2 + a.kv.head_dim);
 }
 
-/* `whole`: of one token, whose head of q is made here, as are its rows of k and v by each block that sees them. */
-template <bool whole> LT_DEV void attend(const lt_cuda_attention &a, const lt_cuda_heads &h)
+extern "C" __global__ void __launch_bounds__(256) attend_token(lt_cuda_token b)
 {
     extern __shared__ __align__(16) uint8_t rows[];
-    __shared__ __align__(16) float q[256], p[LT_PAGE], turn[whole ? 512 : 1];
+    __shared__ __align__(16) float q[256], p[LT_PAGE], turn[512];
     __shared__ float sh[ACCS];
-    const int head = (int)blockIdx.x, t = (int)blockIdx.y, part = (int)blockIdx.z, dim = a.kv.head_dim, chunks = dim / 8;
+    const lt_cuda_attention &a = b.a;
+    const lt_cuda_heads &h = b.h;
+    const int head = (int)blockIdx.x, part = (int)blockIdx.z, dim = a.kv.head_dim, chunks = dim / 8;
     const int i = (int)threadIdx.x, stride = 16 * chunks + PAD, group = a.heads / a.kv.kv_heads, kv_head = head / group;
     uint8_t *sk = rows, *sv = rows + LT_PAGE * stride;
-    const int pos = ((const int *)a.pos)[t], from = first_of(a, pos), logical = from / LT_PAGE + part;
+    const int pos = ((const int *)a.pos)[0], from = first_of(a, pos), logical = from / LT_PAGE + part;
     if (from < 0 || logical > pos / LT_PAGE) {
         lt_begin();
         return;
@@ -103,37 +106,24 @@ template <bool whole> LT_DEV void attend(const lt_cuda_attention &a, const lt_cu
                                                               (uint64_t)kv_head * LT_PAGE * a.kv.row_bytes));
     const uint8_t *v = k - a.kv.k_offset + a.kv.v_offset;
     const bool own = base + last == pos; /* the token's own row is on this page */
-    const int old = a.tokens > 1 ? first : own ? last : last + 1;
-    copy_rows(sk, k, first, old, chunks);
-    if (whole)
-        end_group();
-    copy_rows(sv, v, first, old, chunks);
-    if (whole)
-        end_group();
+    copy_rows(sk, k, first, own ? last : last + 1, chunks);
+    end_group();
+    copy_rows(sv, v, first, own ? last : last + 1, chunks);
+    end_group();
     lt_begin();
-    if (!whole) { /* two groups as well: K, with V's old rows, then the rest of V */
-        copy_rows(sk, k, old, last + 1, chunks);
-        end_group();
-        copy_rows(sv, v, old, last + 1, chunks);
-        end_group();
-        const float *src = lt_at<const float>(a.q, t * a.q_token + head * a.q_head);
-        for (int j = i; j < dim; j += THREADS)
-            q[j] = src[j];
-    } else {
-        const float *y = turned(h, 0, lt_at<const float>(h.q, head * h.q_head), head, 0, turn, sh);
-        for (int j = i; j < dim; j += THREADS)
-            q[j] = y[j];
-        for (int which = 1; own && which < 3; which++) {
-            __syncthreads();
-            const float *x = which == 1 ? lt_at<const float>(h.k, kv_head * h.k_head) : lt_at<const float>(h.v, kv_head * h.v_head);
-            unsigned short *row = (unsigned short *)((which == 1 ? sk : sv) + last * stride);
-            unsigned short *cache = (unsigned short *)((which == 1 ? k : v) + (int64_t)last * a.kv.row_bytes);
-            y = turned(h, which, x, kv_head, 0, turn, sh);
-            for (int j = i; j < dim; j += THREADS) {
-                row[j] = lt_to_half(y[j]);
-                if (head % group == 0 && page >= 0)
-                    cache[j] = row[j];
-            }
+    const float *y = turned(h, 0, lt_at<const float>(h.q, head * h.q_head), head, 0, turn, sh);
+    for (int j = i; j < dim; j += 256)
+        q[j] = y[j];
+    for (int which = 1; own && which < 3; which++) {
+        __syncthreads();
+        const float *x = which == 1 ? lt_at<const float>(h.k, kv_head * h.k_head) : lt_at<const float>(h.v, kv_head * h.v_head);
+        unsigned short *row = (unsigned short *)((which == 1 ? sk : sv) + last * stride);
+        unsigned short *cache = (unsigned short *)((which == 1 ? k : v) + (int64_t)last * a.kv.row_bytes);
+        y = turned(h, which, x, kv_head, 0, turn, sh);
+        for (int j = i; j < dim; j += 256) {
+            row[j] = lt_to_half(y[j]);
+            if (head % group == 0 && page >= 0)
+                cache[j] = row[j];
         }
     }
     groups_done<1>();
@@ -149,19 +139,19 @@ template <bool whole> LT_DEV void attend(const lt_cuda_attention &a, const lt_cu
     __syncthreads();
     m = sh[0];
 #pragma unroll
-    for (int w = 1; w < THREADS / 32; w++)
+    for (int w = 1; w < 256 / 32; w++)
         m = fmaxf(m, sh[w]);
     p[i] = seen ? lt_exp(lt_sub(s, m)) : 0.0f;
     groups_done<0>();
     __syncthreads();
-    float *out = partial(a, t, head, part);
+    float *out = partial(a, 0, head, part);
     if (page < 0) { /* reported; the output is not looked at any more */
         if (i < 2)
             out[i] = 0;
         return;
     }
-    if (i >= THREADS - 32) { /* eight accumulators by position mod 8; what is not seen adds +0, which changes none */
-        const int c = i - (THREADS - 32);
+    if (i >= 256 - 32) { /* eight accumulators by position mod 8; what is not seen adds +0, which changes none */
+        const int c = i - (256 - 32);
         float l = 0;
         if (c < 8)
 #pragma unroll 8
@@ -171,7 +161,7 @@ template <bool whole> LT_DEV void attend(const lt_cuda_attention &a, const lt_cu
         if (c == 0)
             out[0] = m, out[1] = l;
     }
-    for (int j = i; j < dim; j += THREADS) {
+    for (int j = i; j < dim; j += 256) {
         float o = 0;
         const uint8_t *row = sv + 2 * j;
 #pragma unroll 16
@@ -181,16 +171,8 @@ template <bool whole> LT_DEV void attend(const lt_cuda_attention &a, const lt_cu
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) decode_page(lt_cuda_attention a)
-{
-    const lt_cuda_heads none = {0};
-    attend<false>(a, none);
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS) decode_token(lt_cuda_decode b) { attend<true>(b.a, b.h); }
-
 /* The pages' results in ascending order; a thread an element. y 0: only quantised to q, a row of heads * head_dim. */
-extern "C" __global__ void __launch_bounds__(256) decode_merge(lt_cuda_merge b)
+extern "C" __global__ void __launch_bounds__(256) merge_quantize(lt_cuda_merge b)
 {
     const lt_cuda_attention &a = b.a;
     const int head = (int)blockIdx.x, t = (int)blockIdx.y, j = (int)threadIdx.x, dim = a.kv.head_dim;
@@ -216,3 +198,5 @@ extern "C" __global__ void __launch_bounds__(256) decode_merge(lt_cuda_merge b)
     if (b.q) /* heads are whole blocks of 32 then */
         quantize_block(y, lt_at<uint8_t>(b.q, t * b.q_token), a.heads * dim, (head * dim + j) / 32, j % 32);
 }
+
+#endif
