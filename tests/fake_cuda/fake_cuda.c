@@ -797,6 +797,17 @@ API lt_curesult cuModuleGetFunction(CUfunction *out, CUmodule module, const char
     return leave(LT_CU_OK);
 }
 
+#define FAKE_STATIC_SHARED 1024 /* of every kernel */
+
+API lt_curesult cuFuncGetAttribute(int *value, int attribute, CUfunction function)
+{
+    ENTER(true);
+    if (attribute != LT_CU_FUNC_STATIC_SHARED || !function)
+        return BAD("attribute");
+    *value = FAKE_STATIC_SHARED;
+    return leave(LT_CU_OK);
+}
+
 API lt_curesult cuFuncSetAttribute(CUfunction function, int attribute, int value)
 {
     ENTER(true);
@@ -814,7 +825,7 @@ API lt_curesult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned gr
     if (!grid_x || !grid_y || !grid_z || grid_y > 65535 || grid_z > 65535 || !block_x || !block_y || !block_z ||
         block_x * block_y * block_z > 1024 || extra || !params)
         return BAD("grid or block");
-    if (shared_bytes > 49152 && shared_bytes > (unsigned)function->shared)
+    if (shared_bytes + FAKE_STATIC_SHARED > 49152 && shared_bytes > (unsigned)function->shared)
         return BAD("more shared memory than allowed");
     g_counts.launches += !stream->capture;
     g_counts.launch_x = grid_x;

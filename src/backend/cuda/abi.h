@@ -72,7 +72,7 @@ enum {
 enum { LT_CU_STREAM_NON_BLOCKING = 1 };
 enum { LT_CU_EVENT_DEFAULT = 0, LT_CU_EVENT_DISABLE_TIMING = 2 };
 enum { LT_CU_HOST_REGISTER_PORTABLE = 1, LT_CU_HOST_REGISTER_DEVICEMAP = 2, LT_CU_HOST_REGISTER_READ_ONLY = 8 };
-enum { LT_CU_FUNC_MAX_DYNAMIC_SHARED = 8 };
+enum { LT_CU_FUNC_STATIC_SHARED = 1, LT_CU_FUNC_MAX_DYNAMIC_SHARED = 8 };
 enum { LT_CU_MEM_PINNED = 1, LT_CU_MEM_LOCATION_DEVICE = 1, LT_CU_MEM_READWRITE = 3, LT_CU_GRANULARITY_MINIMUM = 0 };
 
 typedef struct lt_cumemlocation { int type, id; } lt_cumemlocation;
@@ -161,6 +161,7 @@ enum { LT_CU_TENSOR_HALF = 6, LT_CU_TENSOR_PLAIN = 0, LT_CU_TENSOR_SWIZZLE_128 =
     X(module_count, "cuModuleGetFunctionCount", 0, (unsigned *count, CUmodule module))                                 \
     X(module_functions, "cuModuleEnumerateFunctions", 0, (CUfunction *out, unsigned count, CUmodule module))           \
     X(function_load, "cuFuncLoad", 0, (CUfunction function))                                                           \
+    X(function_get, "cuFuncGetAttribute", 1, (int *value, int attribute, CUfunction function))                         \
     X(function_set, "cuFuncSetAttribute", 1, (CUfunction function, int attribute, int value))                          \
     X(tensor_encode, "cuTensorMapEncodeTiled", 0,                                                                      \
       (void *map, int type, unsigned rank, void *at, const uint64_t *dims, const uint64_t *strides, const unsigned *box, \

@@ -4,13 +4,8 @@
 const lt_cuda_row lt__cuda_rows_fused[] = {{LT_OP_COUNT, NULL, NULL, NULL}};
 const size_t lt__cuda_rows_fused_n = 0;
 
-/* A page's rows of K and V, each row 16 bytes longer. Without asking a block has 48 KiB for this and the kernel's arrays:
- * what comes near is made to ask. */
-static uint32_t token_bytes(const lt_op_args *args)
-{
-    uint32_t bytes = 2 * LT_KV_PAGE * (2 * args->params.ATTENTION.kv.head_dim + 16);
-    return bytes > (40u << 10) && bytes <= (48u << 10) ? (48u << 10) + 16 : bytes;
-}
+/* A page's rows of K and V, each row 16 bytes longer. */
+static uint32_t token_bytes(const lt_op_args *args) { return 2 * LT_KV_PAGE * (2 * args->params.ATTENTION.kv.head_dim + 16); }
 
 bool lt__cuda_token_ok(const lt_cuda_device *dev, const lt_op_args *args)
 {

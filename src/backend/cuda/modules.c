@@ -203,7 +203,12 @@ static lt_status find_function(lt_cuda_device *d, uint32_t f, const char *kernel
     lt_curesult r = d->cu.module_function(&function, m->module[f], kernel);
     if (r != LT_CU_OK)
         return lt__cuda_fail(d, err, r, "cuda: the family '%s' has no kernel '%s'", lt__cuda_families[f].name, kernel);
-    m->functions[i] = (lt_cuda_function){.family = f, .shared_bytes = d->props.shared_bytes, .function = function};
+    int own = 0; /* a block has 48 KiB without asking for its kernel's arrays and dynamic memory together */
+    r = d->cu.function_get(&own, LT_CU_FUNC_STATIC_SHARED, function);
+    if (r != LT_CU_OK)
+        return lt__cuda_fail(d, err, r, "cuda: kernel '%s' of the family '%s' cannot be asked", kernel, lt__cuda_families[f].name);
+    uint32_t left = d->props.shared_bytes > (uint32_t)own ? d->props.shared_bytes - (uint32_t)own : 0;
+    m->functions[i] = (lt_cuda_function){.family = f, .shared_bytes = left, .function = function};
     memcpy(m->functions[i].name, kernel, strlen(kernel) + 1); /* a caller may have made it up on its stack */
     m->n_functions++;
     *out = &m->functions[i];
