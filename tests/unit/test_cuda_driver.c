@@ -999,6 +999,63 @@ static void neighbours_are_fused(void **state)
     close_rig(&r);
 }
 
+static void products_pass_biases_to_their_neighbours(void **state)
+{
+    (void)state;
+    if (!lt__cuda_images[0].family)
+        skip();
+    rig r = open_rig("cuda:fuse=1," LT_CUDA_FAKE);
+    OK(lt_device_commit(r.dev, r.mem, 2 * MIB, &r.err));
+    lt_op_args ops[6] = {0};
+    const lt_op_args *ptrs[6];
+    for (int i = 0; i < 6; i++) {
+        lt_view x = {.addr = r.mem, .dtype = LT_DTYPE_F32, .ndim = 2, .dim = {1, 64}, .stride = {256, 4}}, y = x, w = x, bias = x;
+        y.addr += 0x1000 * (uint64_t)(1 + i / 2), y.dim[1] = 32;
+        w.addr += 0x10000 * (uint64_t)(1 + i / 2), w.dim[0] = 32;
+        bias = (lt_view){.addr = r.mem + 0x8000, .dtype = LT_DTYPE_F32, .ndim = 1, .dim = {32}, .stride = {4}};
+        ops[i] = i % 2 ? (lt_op_args){.op = LT_OP_ADD_ROW, .n_src = 2, .src = {y, bias}, .dst = y, .name = "bias"}
+                       : (lt_op_args){.op = LT_OP_LINEAR, .n_src = 2, .src = {x, w}, .dst = y, .name = "product"};
+        ptrs[i] = &ops[i];
+    }
+    for (int i = 0; i < 2; i++) { /* the second time a bias writes what the products read */
+        lt_launch_list list = {.args = ptrs, .n = 6};
+        ops[1].dst.addr = ops[1].src[0].addr = i ? r.mem + 128 : ops[0].dst.addr;
+        uint64_t before = counts().launches;
+        OK(lt__list_run(r.q, &list, &r.err));
+        assert_int_equal(counts().launches - before, i ? 5 : 4);
+        lt__list_free(r.dev, &list);
+    }
+    close_rig(&r);
+}
+
+static void a_list_may_find_no_host_memory(void **state)
+{
+    (void)state;
+    if (!lt__cuda_images[0].family)
+        skip();
+    for (long n = 1;; n++) {
+        listed l;
+        rig r = open_listed("cuda:" LT_CUDA_FAKE, &l);
+        arm(LT_FAULT_HOST_ALLOC, n);
+        lt_status s = lt__list_compile(r.dev, &l.list, &r.err);
+        bool reached = atomic_load(&g_hook.left) <= 0;
+        arm(LT_FAULT_HOST_ALLOC, 0);
+        if (s != LT_OK) {
+            assert_int_equal(s, LT_E_HOST_OOM);
+            assert_null(l.list.compiled);
+        }
+        OK(lt__list_run(r.q, &l.list, &r.err)); /* with memory there again */
+        OK(lt_queue_sync(r.q, &r.err));
+        assert_int_equal(counts().launches, LISTED);
+        lt__list_free(r.dev, &l.list);
+        close_rig(&r);
+        if (!reached) {
+            assert_true(n > 2);
+            return;
+        }
+    }
+}
+
 static void lists_fail_as_their_launches_do(void **state)
 {
     (void)state;
@@ -1066,6 +1123,8 @@ int main(void)
         cmocka_unit_test(refused_graphs_run_launch_by_launch),
         cmocka_unit_test(early_launches_may_be_refused),
         cmocka_unit_test(neighbours_are_fused),
+        cmocka_unit_test(products_pass_biases_to_their_neighbours),
+        cmocka_unit_test(a_list_may_find_no_host_memory),
         cmocka_unit_test(lists_fail_as_their_launches_do),
     };
     void *library = dlopen(LT_CUDA_FAKE_FILE, RTLD_NOW | RTLD_LOCAL);
