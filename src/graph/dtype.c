@@ -74,9 +74,12 @@ static void quant_to_f32(lt_dtype t, const uint8_t *src, float *dst, uint64_t n)
         uint64_t group = at / LT_GROUP;
         lt__qgroup g;
         lt__qgroup_decode(t, src + group / groups * traits[t].block_bytes, (uint32_t)(group % groups), &g);
-        for (int i = 0; i < LT_GROUP; i++) {
-            float x = g.d * (float)g.sc[i / 16] * (float)g.w[i];
-            dst[at + (uint64_t)i] = g.has_min ? x + g.m * (float)g.mn[i / 16] : x;
+        for (int h = 0; h < 2; h++) { /* loops of one kind of step, which compilers make vectors of */
+            float *out = dst + at + 16 * h, d = g.d * (float)g.sc[h], m = g.has_min ? g.m * (float)g.mn[h] : 0;
+            for (int i = 0; i < 16; i++)
+                out[i] = d * (float)g.w[16 * h + i];
+            for (int i = 0; i < 16 && g.has_min; i++)
+                out[i] += m;
         }
     }
 }
@@ -90,18 +93,22 @@ static void q8a_to_f32(const uint8_t *src, float *dst, uint64_t n)
     }
 }
 
-/* lt__f16_to_f32 without branches, so that compilers make vectors of it: long prompts convert millions. */
-static void f16_to_f32(const uint8_t *p, float *dst, uint64_t n)
+/* lt__f16_to_f32 without branches: the exponent is moved by a product, exact for subnormals too. */
+static void f16_to_f32(const uint8_t *src, float *dst, uint64_t n)
 {
+    const float scale = lt__bits_f32(UINT32_C(239) << 23); /* 2^112 */
     for (uint64_t i = 0; i < n; i++) {
-        uint32_t h = lt__load_u16(p + 2 * i), u = (h & 0x7fffu) << 13, e = u & 0x0f800000u;
-        uint32_t is_special = -(uint32_t)(e == 0x0f800000u), is_tiny = -(uint32_t)(e == 0), has_payload = -(uint32_t)((u & 0x7fe000u) != 0);
-        uint32_t normal = u + 0x38000000u, special = (normal + 0x38000000u) | (has_payload & 0x400000u);
-        /* 2^-14 + mantissa * 2^-24, less 2^-14: exact */
-        uint32_t tiny = lt__f32_bits(lt__bits_f32(u + 0x38800000u) - 0x1p-14f);
-        uint32_t r = (special & is_special) | (tiny & is_tiny) | (normal & ~(is_special | is_tiny));
-        dst[i] = lt__bits_f32(r | (h & 0x8000u) << 16);
+        uint32_t h = lt__load_u16(src + 2 * i), sign = (h & 0x8000) << 16, rest = (h & 0x7fff) << 13;
+        uint32_t bits = lt__f32_bits(lt__bits_f32(rest) * scale), inf = UINT32_C(0x7c00) << 13;
+        uint32_t special = rest > inf ? UINT32_C(0x7fc00000) : rest == inf ? UINT32_C(0x7f800000) : 0;
+        dst[i] = lt__bits_f32(bits | special | sign);
     }
+}
+
+static void bf16_to_f32(const uint8_t *src, float *dst, uint64_t n)
+{
+    for (uint64_t i = 0; i < n; i++)
+        dst[i] = lt__bf16_to_f32(lt__load_u16(src + 2 * i));
 }
 
 void lt_dtype_to_f32(lt_dtype t, const void *src, float *dst, uint64_t n)
@@ -116,11 +123,8 @@ void lt_dtype_to_f32(lt_dtype t, const void *src, float *dst, uint64_t n)
     case LT_DTYPE_F32: memcpy(dst, p, n * 4); return;
     case LT_DTYPE_Q8A: q8a_to_f32(p, dst, n); return;
     case LT_DTYPE_F16: f16_to_f32(p, dst, n); return;
-    case LT_DTYPE_BF16:
-        for (uint64_t i = 0; i < n; i++)
-            dst[i] = lt__bf16_to_f32(lt__load_u16(p + 2 * i));
-        return;
-    default: break;
+    case LT_DTYPE_BF16: bf16_to_f32(p, dst, n); return;
+    default:           break;
     }
     for (uint64_t i = 0; i < n; i++) {
         switch (t) {

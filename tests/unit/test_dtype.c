@@ -274,9 +274,24 @@ static void exp_at_the_edges(void **state)
     assert_true(isnan(lt__siluf(NAN)) && isnan(lt__geluf(NAN)));
 }
 
+static void rows_of_halves_convert_as_each_does(void **state)
+{
+    (void)state;
+    static uint16_t h[65536];
+    static float f[65536];
+    for (uint32_t i = 0; i < 65536; i++)
+        h[i] = (uint16_t)i;
+    for (int brain = 0; brain < 2; brain++) {
+        lt_dtype_to_f32(brain ? LT_DTYPE_BF16 : LT_DTYPE_F16, h, f, 65536);
+        for (uint32_t i = 0; i < 65536; i++)
+            assert_int_equal(lt__f32_bits(f[i]), lt__f32_bits(brain ? lt__bf16_to_f32(h[i]) : lt__f16_to_f32(h[i])));
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(rows_of_halves_convert_as_each_does),
         cmocka_unit_test(sizes_follow_from_the_fields), cmocka_unit_test(names_and_ids_agree),
         cmocka_unit_test(refused_types_have_names),     cmocka_unit_test(row_bytes_are_checked),
         cmocka_unit_test(dequantisers_match_golden),    cmocka_unit_test(plain_types_convert),

@@ -37,6 +37,9 @@ typedef struct shape {
 
 static uint64_t stage_bytes(int64_t rows, int factors) { return (uint64_t)rows * (128 + 4 * LT_GEMM_DEPTH * (uint64_t)factors); }
 
+/* Half a stage of each of the eight accumulators, 16 bytes apart. */
+static uint64_t pack_shared(kind k) { return 8 * (stage_bytes(LT_GEMM_ROWS / 2, k.of_row) + 16); }
+
 static shape shape_of(const lt_op_args *a)
 {
     int64_t rows = a->src[1].dim[0], tokens = a->src[0].dim[0];
@@ -61,7 +64,7 @@ static bool accepts(const lt_cuda_device *dev, const lt_op_args *a, const char *
     if (lt__cuda_device_props(dev)->major < 8)
         return false;
     *why = "the card has too little shared memory to pack the weight";
-    if (4 * stage_bytes(LT_GEMM_ROWS, kind_of(w->dtype).of_row) > lt__cuda_device_props(dev)->shared_optin_bytes)
+    if (pack_shared(kind_of(w->dtype)) > lt__cuda_device_props(dev)->shared_optin_bytes)
         return false;
     *why = "few tokens, or a weight that is not quantised, or over two billion blocks";
     return lt_dtype_get(w->dtype)->kind == LT_DTYPE_KIND_QUANT && x->dim[0] >= LEAST_TOKENS && x->dim[0] < INT32_MAX / 64 &&
@@ -92,7 +95,7 @@ static lt_status launch(lt_cuda_device *dev, CUstream stream, const lt_op_args *
                                       .cols = (int32_t)w->dim[1], .stages = (int32_t)s.stages, .tile = (int32_t)s.tile},
                            .token_units = row ? 0 : s.token_tiles * s.tile * 8 * s.room, .parts = (int32_t)(2 * tiles * (s.room / LT_GEMM_DEPTH))};
         lt_cuda_dim grid = {(uint32_t)p.parts + lt__cuda_blocks(p.token_units, LT_GEMM_PACKERS), 1, 1}, block = {LT_GEMM_PACKERS, 1, 1};
-        lt_status st = lt__cuda_launch(dev, "gemm_int8", pack_name, grid, block, (uint32_t)(4 * stage_bytes(LT_GEMM_ROWS, s.k.of_row)), stream,
+        lt_status st = lt__cuda_launch(dev, "gemm_int8", pack_name, grid, block, (uint32_t)pack_shared(s.k), stream,
                                        (void *[]){&p}, args, err);
         if (st != LT_OK)
             return st;

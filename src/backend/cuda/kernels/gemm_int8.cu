@@ -62,13 +62,14 @@ LT_DEV void put_float(uint8_t *stage, int at, float v) { *(float *)(stage + at) 
 template <int dt> LT_DEV void pack_weight(const lt_cuda_pack &a, int part)
 {
     typedef lt_weight<dt> W;
-    enum { n = ROWS / 2, of_row = lt_kind<W::halves, W::mins>::of_row, bytes = n * (128 + 4 * DEPTH * of_row) };
+    enum { n = ROWS / 2, of_row = lt_kind<W::halves, W::mins>::of_row, bytes = n * (128 + 4 * DEPTH * of_row),
+           apart = bytes + 16 }; /* neighbours in a row go to different accumulators: to other banks too */
     extern __shared__ __align__(128) uint8_t shared[];
     const int blocks = a.cols / 32, across = lt_room(blocks) / DEPTH, half = part / across, k0 = part % across * DEPTH;
 #pragma unroll 4
     for (int unit = (int)threadIdx.x; unit < n * 8 * DEPTH; unit += PACKERS) {
         const int r = unit / (8 * DEPTH), slot = unit % (8 * DEPTH), j = slot % 8, i = slot / 8, row = half * n + r;
-        uint8_t *stage = shared + lt_accumulator(j) * bytes;
+        uint8_t *stage = shared + lt_accumulator(j) * apart;
         lt_group g;
         uint4 v[2] = {{0, 0, 0, 0}, {0, 0, 0, 0}};
         uint32_t *p = (uint32_t *)v;
@@ -104,7 +105,7 @@ template <int dt> LT_DEV void pack_weight(const lt_cuda_pack &a, int part)
         for (int i = (int)threadIdx.x; k0 / DEPTH < stages && i < bytes / 16; i += PACKERS) {
             /* the rows' int8 lie together; of factors, 32 rows' follow the other half's */
             const int f = i - n * 128 / 16, at = f < 0 ? half % 2 * n * 128 + 16 * i : 2 * n * 128 + f / 8 * 256 + half % 2 * 128 + f % 8 * 16;
-            *(uint4 *)(to + at) = ((const uint4 *)(shared + step * bytes))[i];
+            *(uint4 *)(to + at) = ((const uint4 *)(shared + step * apart))[i];
         }
         before += stages;
     }
