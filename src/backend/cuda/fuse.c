@@ -57,6 +57,8 @@ static bool same_view(const lt_view *a, const lt_view *b)
     return true;
 }
 
+#define PROMPT 8 /* tokens from which warps and lanes of four elements are quicker than blocks */
+
 static bool is_matrix(const lt_view *v) { return v->ndim == 2 && v->dtype == LT_DTYPE_F32 && v->dim[0] > 0; }
 
 /* --- one kernel ------------------------------------------------------------------------ */
@@ -163,6 +165,11 @@ static bool gate(const lt_launch_list *list, size_t first, lt_cuda_step *out)
         g.y = a->dst.addr, g.y_row = a->dst.stride[0];
     *out = (lt_cuda_step){.first = first, .n = 2, .give = give_fused, .kernel = "gate_quantize", .block = {256, 1, 1}, .u.gate = g,
                           .grid = {lt__cuda_blocks((int64_t)g.rows * (g.cols / 32), 8), 1, 1}};
+    uint64_t bits = g.a | g.b | g.y | (uint64_t)g.a_row | (uint64_t)g.b_row | (uint64_t)g.y_row;
+    if (g.rows >= PROMPT && (bits & 15) == 0 && (int64_t)g.rows * (g.cols / 32) < INT32_MAX / 8) {
+        out->kernel = "gate_quantize_prompt";
+        out->grid.x = lt__cuda_blocks((int64_t)g.rows * (g.cols / 32), 32);
+    }
     return true;
 }
 
@@ -218,6 +225,11 @@ static bool heads(lt_cuda_device *d, const lt_launch_list *list, size_t first, l
     *out = (lt_cuda_step){.first = first, .n = all, .give = give_fused, .kernel = "heads_store", .block = {256, 1, 1},
                           .grid = {(uint32_t)(q->dim[1] + 2 * k->dim[1]), (uint32_t)q->dim[0], 1},
                           .shared_bytes = 2 * kv->head_dim * 4, .u.heads = h};
+    if (q->dim[0] >= PROMPT && !norms && kv->dtype != LT_DTYPE_Q8_0) {
+        out->kernel = "heads_store_prompt";
+        out->grid.x = lt__cuda_blocks(out->grid.x, 8);
+        out->shared_bytes = 0;
+    }
     return true;
 }
 

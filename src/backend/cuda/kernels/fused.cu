@@ -1,6 +1,7 @@
 /* fused.cu - neighbours of a list of launches in one kernel: the operations of rows.cu in their order, so
  * their bits, without the way through memory in between. Launched by fuse.c alone. */
 #include "heads.cuh"
+#include "prompt.cuh"
 #include "token.cuh"
 
 /* One block a row; the row stands in shared memory. Other rows' inputs are never written: fuse.c saw to it. */
@@ -166,6 +167,20 @@ extern "C" __global__ void __launch_bounds__(256) gate_quantize(lt_cuda_gate a)
     if (a.y)
         lt_at<float>(a.y, row * a.y_row)[i] = v;
     quantize_block(v, lt_at<uint8_t>(a.q, row * a.q_row), a.cols, b, lane);
+}
+
+extern "C" __global__ void __launch_bounds__(256) gate_quantize_prompt(lt_cuda_gate a)
+{
+    lt_begin();
+    gate_block(a, blockIdx.x * 256 + threadIdx.x);
+}
+
+extern "C" __global__ void __launch_bounds__(256) heads_store_prompt(lt_cuda_heads a)
+{
+    lt_begin();
+    const int h = (int)blockIdx.x * 8 + (int)threadIdx.x / 32;
+    if (h < a.heads + 2 * a.kv.kv_heads)
+        turn_head(a, h, (int)blockIdx.y, (int)threadIdx.x % 32);
 }
 
 /* A block a (head, token): q's heads first, then k's, then v's. */
