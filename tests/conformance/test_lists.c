@@ -68,6 +68,7 @@ static void every_way_gives_the_same_bits(void **state)
             if (!tight.plan.streamed_bytes)
                 print_message("%s: nothing is streamed\n", models[m]);
             same(&plain, &tight, models[m], ways[WAYS - 1], "with streamed weights");
+            same(&first, &tight, models[m], ways[WAYS - 1], "with passes of 16 tokens instead of 64");
         }
         unlink(path);
     }

@@ -240,15 +240,31 @@ static lt_status give_group(lt_cuda_device *d, CUstream stream, const lt_launch_
     return lt__cuda_linear_group(d, stream, list->args + p->first, (uint32_t)p->n, err);
 }
 
-/* Prompts go to tensor cores where there are some; a group would take another way. */
+static lt_status give_halves(lt_cuda_device *d, CUstream stream, const lt_launch_list *list, const lt_cuda_step *p, lt_err *err)
+{
+    return lt__cuda_halves(d, stream, list->args + p->first, (uint32_t)p->n, err);
+}
+
+/* Prompts go to tensor cores where there are some: there products of one x share its halves. */
+static bool prompt_products(lt_cuda_device *d, const lt_launch_list *list, size_t first, lt_cuda_step *out)
+{
+    uint32_t n = 1;
+    while (first + n < list->n && lt__cuda_halves_ok(d, list->args + first, n + 1))
+        n++;
+    *out = (lt_cuda_step){.first = first, .n = n, .give = give_halves};
+    return n > 1;
+}
+
 static bool products(lt_cuda_device *d, const lt_launch_list *list, size_t first, lt_cuda_step *out)
 {
     const lt_op_args *const *a = list->args + first;
     uint32_t n = 1;
+    if (a[0]->prefill)
+        return prompt_products(d, list, first, out);
     while (first + n < list->n && !a[n]->prefill && a[n]->op == LT_OP_LINEAR && lt__cuda_linear_group_ok(d, a, n + 1))
         n++;
     *out = (lt_cuda_step){.first = first, .n = n, .give = give_group};
-    return n > 1 && !a[0]->prefill;
+    return n > 1;
 }
 
 /* --- attention: what comes before it, and quantised --------------------------------------- */

@@ -41,4 +41,8 @@ bool lt__cuda_token_ok(const lt_cuda_device *dev, const lt_op_args *args);
 LT_NODISCARD lt_status
 lt__cuda_token(lt_cuda_device *dev, CUstream stream, const lt_op_args *args, const lt_cuda_heads *heads, lt_err *err);
 
+/* Products of one x with f16 or bf16 weights of a prompt, its halves made once: same addresses of x and of scratch. */
+bool lt__cuda_halves_ok(const lt_cuda_device *dev, const lt_op_args *const *args, uint32_t n);
+LT_NODISCARD lt_status lt__cuda_halves(lt_cuda_device *dev, CUstream stream, const lt_op_args *const *args, uint32_t n, lt_err *err);
+
 #endif

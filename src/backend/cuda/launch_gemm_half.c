@@ -16,7 +16,7 @@ static bool accepts_half(const lt_cuda_device *dev, const lt_op_args *a, const c
     if (lt__cuda_device_props(dev)->major < 8)
         return false;
     *why = "not a prompt's product with f16 or bf16 rows of 16-byte pieces";
-    return a->prefill && (w->dtype == LT_DTYPE_F16 || w->dtype == LT_DTYPE_BF16) && w->dim[1] % 8 == 0 && (w->stride[0] & 15) == 0 &&
+    return a->prefill && (w->dtype == LT_DTYPE_F16 || w->dtype == LT_DTYPE_BF16) && w->dim[1] % 8 == 0 && ((w->stride[0] | x->stride[0]) & 15) == 0 &&
            w->dim[1] < INT32_MAX / 64 && w->dim[0] > 0 && x->dim[0] < INT32_MAX / 64 &&
            (w->dim[0] + ROWS - 1) / ROWS < INT32_MAX / ((x->dim[0] + 31) / 32 + 1);
 }
@@ -35,7 +35,8 @@ static uint64_t scratch(const lt_cuda_device *dev, const lt_op_args *a)
     return lt__round_up(tokens * row_bytes(a), 256) * (brain(a) ? 2 : 1) + lt__round_up(4 * tokens, 256);
 }
 
-typedef struct way { const char *family, *name; int tile; uint32_t threads, stages; } way;
+/* halved: the scratch holds this x already, from the launch before. */
+typedef struct way { const char *family, *name; int tile; uint32_t threads, stages; bool halved; } way;
 
 static lt_status launch_way(lt_cuda_device *dev, CUstream stream, const lt_op_args *args, const way *how, lt_err *err)
 {
@@ -46,7 +47,7 @@ static lt_status launch_way(lt_cuda_device *dev, CUstream stream, const lt_op_ar
     lt_cuda_halve h = {.x = x->addr, .y = args->scratch, .y_low = args->scratch + part, .scale = scale, .x_stride = x->stride[0],
                        .y_stride = (int64_t)row_bytes(args), .cols = (int32_t)w->dim[1], .brain = brain(args)};
     lt_cuda_dim grid = {(uint32_t)x->dim[0], 1, 1}, block = {256, 1, 1};
-    lt_status s = lt__cuda_launch(dev, how->family, "gemm_halve", grid, block, 0, stream, (void *[]){&h}, args, err);
+    lt_status s = how->halved ? LT_OK : lt__cuda_launch(dev, how->family, "gemm_halve", grid, block, 0, stream, (void *[]){&h}, args, err);
     if (s != LT_OK)
         return s;
     lt_cuda_gemm a = {.x = h.y, .x_low = h.y_low, .scale = scale, .w = w->addr, .y = y->addr, .x_stride = h.y_stride,
@@ -61,19 +62,57 @@ static lt_status launch_way(lt_cuda_device *dev, CUstream stream, const lt_op_ar
 }
 
 /* Tiles of one kind give the same bits, so the number of tokens may choose; a card of little shared memory has the narrow one only. */
-static lt_status launch_half(lt_cuda_device *dev, CUstream stream, const lt_op_args *args, lt_err *err)
+static lt_status launch_mma(lt_cuda_device *dev, CUstream stream, const lt_op_args *args, bool halved, lt_err *err)
 {
-    static const way wide = {"gemm_half", "gemm", 128, 256, 4}, narrow = {"gemm_half", "gemm", 32, 64, 4};
+    const way wide = {"gemm_half", "gemm", 128, 256, 4, halved}, narrow = {"gemm_half", "gemm", 32, 64, 4, halved};
     uint32_t bytes = STAGE * (uint32_t)(ROWS + 128 * (brain(args) ? 2 : 1)) * 4 + 1024;
     bool fits = bytes <= lt__cuda_device_props(dev)->shared_optin_bytes;
     return launch_way(dev, stream, args, args->src[0].dim[0] > 32 && fits ? &wide : &narrow, err);
 }
 
-static lt_status launch_sm90a(lt_cuda_device *dev, CUstream stream, const lt_op_args *args, lt_err *err)
+static lt_status launch_wgmma(lt_cuda_device *dev, CUstream stream, const lt_op_args *args, bool halved, lt_err *err)
 {
     const uint32_t stages = brain(args) ? 4 : 6; /* as in kernels/gemm_sm90a.cu */
-    const way wide = {"gemm_sm90a", "gemm_wg", 128, 256, stages}, narrow = {"gemm_sm90a", "gemm_wg", 64, 256, stages};
+    const way wide = {"gemm_sm90a", "gemm_wg", 128, 256, stages, halved}, narrow = {"gemm_sm90a", "gemm_wg", 64, 256, stages, halved};
     return launch_way(dev, stream, args, args->src[0].dim[0] > 64 ? &wide : &narrow, err);
+}
+
+static lt_status launch_half(lt_cuda_device *dev, CUstream stream, const lt_op_args *args, lt_err *err)
+{
+    return launch_mma(dev, stream, args, false, err);
+}
+
+static lt_status launch_sm90a(lt_cuda_device *dev, CUstream stream, const lt_op_args *args, lt_err *err)
+{
+    return launch_wgmma(dev, stream, args, false, err);
+}
+
+bool lt__cuda_halves_ok(const lt_cuda_device *dev, const lt_op_args *const *args, uint32_t n)
+{
+    const lt_view *x = &args[0]->src[0];
+    for (uint32_t i = 0; i < n; i++) {
+        const lt_view *xi = &args[i]->src[0];
+        const char *why;
+        if (args[i]->op != LT_OP_LINEAR || !accepts_half(dev, args[i], &why) || args[i]->src[1].dtype != args[0]->src[1].dtype ||
+            args[i]->scratch != args[0]->scratch || xi->addr != x->addr || xi->dim[0] != x->dim[0] || xi->stride[0] != x->stride[0] ||
+            xi->dim[1] != x->dim[1])
+            return false;
+        /* an output over x would change what the next one reads */
+        const lt_view *y = &args[i]->dst;
+        if (y->addr < x->addr + (uint64_t)(x->dim[0] * x->stride[0]) && x->addr < y->addr + (uint64_t)(y->dim[0] * y->stride[0]))
+            return false;
+    }
+    return true;
+}
+
+lt_status lt__cuda_halves(lt_cuda_device *dev, CUstream stream, const lt_op_args *const *args, uint32_t n, lt_err *err)
+{
+    const char *why;
+    bool hopper = accepts_sm90a(dev, args[0], &why);
+    lt_status s = LT_OK;
+    for (uint32_t i = 0; s == LT_OK && i < n; i++)
+        s = hopper ? launch_wgmma(dev, stream, args[i], i > 0, err) : launch_mma(dev, stream, args[i], i > 0, err);
+    return s;
 }
 
 const lt_cuda_row lt__cuda_rows_gemm_half[] = {{LT_OP_LINEAR, accepts_half, launch_half, scratch}};

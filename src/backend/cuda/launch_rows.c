@@ -83,11 +83,20 @@ static lt_status rope(lt_cuda_device *dev, CUstream s, const lt_op_args *args, l
     return launch_units(dev, s, "rope", (int64_t)r.outer * r.inner * (r.cols - rotated / 2), THREADS, &r, args, err);
 }
 
+/* By four elements a thread where all rows lie at multiples of 16 bytes. */
+static lt_status launch_each(lt_cuda_device *dev, CUstream s, const char *kernel, const char *by_four, lt_cuda_rows *r,
+                             const lt_op_args *args, lt_err *err)
+{
+    uint64_t bits = r->a | r->b | r->y | (uint64_t)(r->a_outer | r->a_inner | r->b_outer | r->y_outer | r->y_inner | r->extra);
+    bool four = (bits & 15) == 0 && r->cols % 4 == 0;
+    return launch_units(dev, s, four ? by_four : kernel, elements(r) / (four ? 4 : 1), THREADS, r, args, err);
+}
+
 #define EACH(fn, kernel)                                                                               \
     static lt_status fn(lt_cuda_device *dev, CUstream s, const lt_op_args *args, lt_err *err)         \
     {                                                                                                  \
         lt_cuda_rows r = rows_of(args);                                                                \
-        return launch_units(dev, s, kernel, elements(&r), THREADS, &r, args, err);                     \
+        return launch_each(dev, s, kernel, kernel "_4", &r, args, err);                                \
     }
 EACH(add, "add_rows")
 EACH(silu_mul, "silu_mul")
@@ -114,7 +123,7 @@ static lt_status scale(lt_cuda_device *dev, CUstream s, const lt_op_args *args, 
     }
     lt_cuda_rows r = rows_of(args);
     r.value = args->params.SCALE.factor;
-    return launch_units(dev, s, "scale_rows", elements(&r), THREADS, &r, args, err);
+    return launch_each(dev, s, "scale_rows", "scale_rows_4", &r, args, err);
 }
 
 static lt_status take_rows(lt_cuda_device *dev, CUstream s, const lt_op_args *args, lt_err *err)

@@ -27,36 +27,52 @@ template <int rows, int threads> LT_DEV void lt_fetch_tile(uint32_t dst, uint64_
 }
 #endif
 
-/* Activations to halves, one block a row; of each image, so that one load brings all a product needs. */
+LT_DEV uint32_t lt_pair(float x, float y) { return (uint32_t)__half_as_ushort(__float2half_rn(x)) | (uint32_t)__half_as_ushort(__float2half_rn(y)) << 16; }
+LT_DEV float lt_rest(float x) /* what bf16 leaves of it */
+{
+    const float rest = lt_sub(x, __bfloat162float(__float2bfloat16_rn(x)));
+    return rest - rest == 0.0f ? rest : 0.0f; /* inf - inf */
+}
+LT_DEV uint32_t lt_brain_pair(float x, float y)
+{
+    return (uint32_t)__bfloat16_as_ushort(__float2bfloat16_rn(x)) | (uint32_t)__bfloat16_as_ushort(__float2bfloat16_rn(y)) << 16;
+}
+
+/* Activations to halves, one block a row, four elements a thread at a time: rows of a multiple of 8 elements, at multiples of
+ * 16 bytes. Of each image, so that one load brings all a product needs. */
 extern "C" __global__ void __launch_bounds__(256) gemm_halve(lt_cuda_halve a)
 {
     __shared__ uint32_t most[8];
-    const float *x = lt_at<const float>(a.x, blockIdx.x * a.x_stride);
+    const float4 *x = lt_at<const float4>(a.x, blockIdx.x * a.x_stride);
+    const int n = a.cols / 4;
     uint32_t m = 0;
-    for (int i = (int)threadIdx.x; i < a.cols; i += 256)
-        m = max(m, __float_as_uint(x[i]) & 0x7fffffffu);
+    for (int i = (int)threadIdx.x; i < n && !a.brain; i += 256) {
+        const float4 v = x[i];
+        m = max(max(m, __float_as_uint(v.x) & 0x7fffffffu), __float_as_uint(v.y) & 0x7fffffffu);
+        m = max(max(m, __float_as_uint(v.z) & 0x7fffffffu), __float_as_uint(v.w) & 0x7fffffffu);
+    }
 #pragma unroll
     for (int s = 16; s > 0; s /= 2)
         m = max(m, __shfl_xor_sync(LT_FULL, m, s));
     if (threadIdx.x % 32 == 0)
         most[threadIdx.x / 32] = m;
     __syncthreads();
+#pragma unroll
     for (int i = 0; i < 8; i++)
         m = max(m, most[i]);
     /* 14 - exponent, kept where both it and its inverse are normal; 0 for zeros, infinities and NaN */
-    const int e = (int)(m >> 23), up = a.brain || e == 0 || e == 255 ? 0 : min(max(141 - e, -126), 126);
+    const int e = (int)(m >> 23), up = e == 0 || e == 255 ? 0 : min(max(141 - e, -126), 126);
     const float factor = __uint_as_float((uint32_t)(127 + up) << 23);
     if (threadIdx.x == 0)
         *lt_at<float>(a.scale, 4 * (int64_t)blockIdx.x) = __uint_as_float((uint32_t)(127 - up) << 23);
-    unsigned short *y = lt_at<unsigned short>(a.y, blockIdx.x * a.y_stride), *low = lt_at<unsigned short>(a.y_low, blockIdx.x * a.y_stride);
-    for (int i = (int)threadIdx.x; i < a.cols; i += 256) {
+    uint2 *y = lt_at<uint2>(a.y, blockIdx.x * a.y_stride), *low = lt_at<uint2>(a.y_low, blockIdx.x * a.y_stride);
+    for (int i = (int)threadIdx.x; i < n; i += 256) {
+        const float4 v = x[i];
         if (a.brain) {
-            const __nv_bfloat16 h = __float2bfloat16_rn(x[i]);
-            const float rest = lt_sub(x[i], __bfloat162float(h));
-            y[i] = __bfloat16_as_ushort(h);
-            low[i] = __bfloat16_as_ushort(__float2bfloat16_rn(rest - rest == 0.0f ? rest : 0.0f)); /* inf - inf */
+            y[i] = make_uint2(lt_brain_pair(v.x, v.y), lt_brain_pair(v.z, v.w));
+            low[i] = make_uint2(lt_brain_pair(lt_rest(v.x), lt_rest(v.y)), lt_brain_pair(lt_rest(v.z), lt_rest(v.w)));
         } else {
-            y[i] = __half_as_ushort(__float2half_rn(lt_mul(x[i], factor)));
+            y[i] = make_uint2(lt_pair(lt_mul(v.x, factor), lt_mul(v.y, factor)), lt_pair(lt_mul(v.z, factor), lt_mul(v.w, factor)));
         }
     }
 }

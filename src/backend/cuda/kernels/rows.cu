@@ -55,48 +55,50 @@ extern "C" __global__ void rope(lt_cuda_rows a)
     rotate(x[j], x[k], c, s, y[j], y[k]);
 }
 
-template <typename F> LT_DEV void each(const lt_cuda_rows &a, F f)
+/* Element i of row (o, n), or, four of them from column 4i of rows at multiples of 16 bytes. */
+template <typename T, typename F> LT_DEV void each(const lt_cuda_rows &a, F f)
 {
-    const int64_t all = (int64_t)a.outer * a.inner * a.cols, id = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    const int cols = a.cols / (int)(sizeof(T) / 4);
+    const int64_t all = (int64_t)a.outer * a.inner * cols, id = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     int i, n, o;
     if (id >= all)
         return;
     if (all <= 0xffffffffll) { /* a division of 64 bits costs more than the rest */
-        const uint32_t at = (uint32_t)id, row = at / (uint32_t)a.cols;
-        i = (int)(at % (uint32_t)a.cols), n = (int)(row % (uint32_t)a.inner), o = (int)(row / (uint32_t)a.inner);
+        const uint32_t at = (uint32_t)id, row = at / (uint32_t)cols;
+        i = (int)(at % (uint32_t)cols), n = (int)(row % (uint32_t)a.inner), o = (int)(row / (uint32_t)a.inner);
     } else {
-        i = (int)(id % a.cols), n = (int)(id / a.cols % a.inner), o = (int)(id / a.cols / a.inner);
+        i = (int)(id % cols), n = (int)(id / cols % a.inner), o = (int)(id / cols / a.inner);
     }
-    const float x = lt_at<const float>(a.a, o * a.a_outer + n * a.a_inner)[i];
-    const float z = a.b ? lt_at<const float>(a.b, o * a.b_outer + n * (int64_t)a.extra)[i] : 0.0f;
-    lt_at<float>(a.y, o * a.y_outer + n * a.y_inner)[i] = f(x, z);
+    const T x = lt_at<const T>(a.a, o * a.a_outer + n * a.a_inner)[i];
+    T z = T(), y;
+    if (a.b)
+        z = lt_at<const T>(a.b, o * a.b_outer + n * (int64_t)a.extra)[i];
+#pragma unroll
+    for (int k = 0; k < (int)(sizeof(T) / 4); k++)
+        ((float *)&y)[k] = f(((const float *)&x)[k], ((const float *)&z)[k]);
+    lt_at<T>(a.y, o * a.y_outer + n * a.y_inner)[i] = y;
 }
 
-/* b_outer is 0 for ADD_ROW; extra is b's inner stride in bytes. */
-extern "C" __global__ void add_rows(lt_cuda_rows a)
-{
-    lt_begin();
-    each(a, [](float x, float z) { return lt_add(x, z); });
-}
-
-extern "C" __global__ void scale_rows(lt_cuda_rows a)
-{
-    lt_begin();
-    const float f = a.value;
-    each(a, [f](float x, float) { return lt_mul(x, f); });
-}
-
-extern "C" __global__ void silu_mul(lt_cuda_rows a)
-{
-    lt_begin();
-    each(a, [](float x, float z) { return silu_times(x, z); });
-}
-
-extern "C" __global__ void gelu_mul(lt_cuda_rows a)
-{
-    lt_begin();
-    each(a, [](float x, float z) { return gelu_times(x, z); });
-}
+/* b_outer is 0 for ADD_ROW; extra is b's inner stride in bytes. *_4: four elements a thread. */
+#define EACH(name, expression)                                                                        \
+    extern "C" __global__ void name(lt_cuda_rows a)                                                   \
+    {                                                                                                 \
+        lt_begin();                                                                                   \
+        const float value = a.value;                                                                  \
+        (void)value;                                                                                  \
+        each<float>(a, [=](float x, float z) { (void)z; return expression; });                        \
+    }                                                                                                 \
+    extern "C" __global__ void name##_4(lt_cuda_rows a)                                               \
+    {                                                                                                 \
+        lt_begin();                                                                                   \
+        const float value = a.value;                                                                  \
+        (void)value;                                                                                  \
+        each<float4>(a, [=](float x, float z) { (void)z; return expression; });                       \
+    }
+EACH(add_rows, lt_add(x, z))
+EACH(scale_rows, lt_mul(x, value))
+EACH(silu_mul, silu_times(x, z))
+EACH(gelu_mul, gelu_times(x, z))
 
 /* y[n] = a[b[n]]; an index out of range is reported. outer: rows of y, inner: rows of a. */
 extern "C" __global__ void take_rows(lt_cuda_rows a)
