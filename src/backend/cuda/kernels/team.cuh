@@ -247,7 +247,7 @@ template <int dt, int tokens, int rows, int own, int seg, int stages> LT_DEV voi
             Team::sync(); /* this segment is there, the one before is used up */
             ahead();
             const uint8_t *raw = ring + slot * Team::slot + r * Team::pitch + Team::skew(w + (Team::steady ? 0 : s * Team::bytes));
-#pragma unroll (tokens > 1 ? 1 : 2)
+#pragma unroll (tokens > 1 ? 1 : seg)
             for (int k = 0; k < seg; k++) {
                 const int group = s * seg + k;
                 if (group >= groups)
