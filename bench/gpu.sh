@@ -45,6 +45,16 @@ for t in test_device test_ops test_ops_linear test_ops_attention test_ops_prefil
     fi
 done
 
+if [ "$dev" = cuda ]; then # a Hopper runs the kernels of other cards too
+    if LT_CONFORMANCE_DEVICES="cuda:sm90a=0" timeout 300 "$build/tests/test_ops_prefill" >"$work/other.log" 2>&1; then
+        say "test_ops_prefill, kernels of other cards" passed
+    else
+        say "test_ops_prefill, kernels of other cards" FAILED
+        grep -vE '^\[ +(OK|RUN)|^planted' "$work/other.log" | tail -25
+        failed=1
+    fi
+fi
+
 echo "== the same bits as cpu, at any budget and batch"
 text="The tide goes out because the Moon pulls the sea, and comes back because the Earth turns under it."
 score() { # file, name of the logits, options...

@@ -65,7 +65,7 @@ const lt_cuda_props *lt__cuda_device_props(const lt_cuda_device *dev) { return &
 
 typedef struct cuda_options {
     uint64_t ordinal, recycle_bytes, fail[LT_CUDA_FAULT_COUNT];
-    bool     sync_check, vmm, kernels, graphs, fuse, early;
+    bool     sync_check, vmm, kernels, graphs, fuse, early, sm90a;
     char     driver[256], nvml[256];
 } cuda_options;
 
@@ -113,7 +113,7 @@ static lt_status cuda_option(void *user, const char *key, const char *value, lt_
     const struct {
         const char *key;
         bool       *out;
-    } flags[] = {{"sync-check", &o->sync_check}, {"vmm", &o->vmm}, {"kernels", &o->kernels}, {"graphs", &o->graphs}, {"fuse", &o->fuse}, {"early", &o->early}};
+    } flags[] = {{"sync-check", &o->sync_check}, {"vmm", &o->vmm}, {"kernels", &o->kernels}, {"graphs", &o->graphs}, {"fuse", &o->fuse}, {"early", &o->early}, {"sm90a", &o->sm90a}};
     uint64_t n = 0;
     for (size_t i = 0; i < sizeof flags / sizeof *flags; i++)
         if (!strcmp(key, flags[i].key)) {
@@ -135,7 +135,7 @@ static lt_status cuda_option(void *user, const char *key, const char *value, lt_
     if (!strcmp(key, "fail"))
         return parse_fail(value, o, err);
     return lt__fail(err, LT_E_INVALID,
-                    "cuda has no option '%s'; it has device, sync-check, vmm, recycle, kernels, graphs, fuse, early, driver, nvml, fail", key);
+                    "cuda has no option '%s'; it has device, sync-check, vmm, recycle, kernels, graphs, fuse, early, sm90a, driver, nvml, fail", key);
 }
 
 /* SASS of one compute capability runs on later ones of the same major; PTX of the last on all above. */
@@ -343,7 +343,7 @@ static lt_status start_device(lt_cuda_device *d, const cuda_options *o, lt_err *
 
 static lt_status cuda_open(lt_ctx *ctx, const char *opts, lt_device **out, lt_err *err)
 {
-    cuda_options o = {.vmm = true, .kernels = true, .graphs = true, .fuse = true, .early = true};
+    cuda_options o = {.vmm = true, .kernels = true, .graphs = true, .fuse = true, .early = true, .sm90a = true};
     lt_status s = lt__spec_parse(opts, cuda_option, &o, err);
     if (s != LT_OK)
         return s;
@@ -373,6 +373,7 @@ static lt_status cuda_open(lt_ctx *ctx, const char *opts, lt_device **out, lt_er
         s = lt__cu_open(&d->cu, *o.driver ? o.driver : NULL, err);
     if (s == LT_OK)
         s = start_device(d, &o, err);
+    d->props.sm90a = o.sm90a && d->props.major == 9 && d->props.minor == 0;
     if (s != LT_OK) {
         cuda_close(&d->base);
         return s;

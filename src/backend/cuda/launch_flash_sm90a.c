@@ -22,8 +22,7 @@ static const lt_cuda_flash sage_kernels[] = {
 
 static bool on_hopper(const lt_cuda_device *dev)
 {
-    const lt_cuda_props *p = lt__cuda_device_props(dev);
-    return p->major == 9 && p->minor == 0 && lt__cuda_has_family("flash_sm90a") && lt__cuda_has_tensors(dev);
+    return lt__cuda_device_props(dev)->sm90a && lt__cuda_has_family("flash_sm90a") && lt__cuda_has_tensors(dev);
 }
 
 static const lt_cuda_flash *find(const lt_cuda_device *dev, const lt_op_args *args, const char **why)

@@ -229,6 +229,80 @@ LT_DEV void fetch(uint8_t *to, int pitch, const uint8_t *from, int len, int firs
     asm volatile("cp.async.commit_group;");
 }
 
+/* s[h] = S(8; q of head h, the row of keys) * scale. */
+template <int H> LT_DEV void dots(const float *q, const uint8_t *row, int dim, float scale, float (&s)[H])
+{
+    float acc[H][8] = {};
+    for (int j = 0; j < dim; j += 8) {
+        const uint4 w4 = *(const uint4 *)(row + 2 * j);
+        const uint32_t w[4] = {w4.x, w4.y, w4.z, w4.w};
+        float x[8];
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+            x[2 * n] = lt_half(w[n] & 0xffff);
+            x[2 * n + 1] = lt_half(w[n] >> 16);
+        }
+#pragma unroll
+        for (int h = 0; h < H; h++) {
+            const float4 q0 = *(const float4 *)(q + h * dim + j), q1 = *(const float4 *)(q + h * dim + j + 4);
+            acc[h][0] = lt_fma(q0.x, x[0], acc[h][0]);
+            acc[h][1] = lt_fma(q0.y, x[1], acc[h][1]);
+            acc[h][2] = lt_fma(q0.z, x[2], acc[h][2]);
+            acc[h][3] = lt_fma(q0.w, x[3], acc[h][3]);
+            acc[h][4] = lt_fma(q1.x, x[4], acc[h][4]);
+            acc[h][5] = lt_fma(q1.y, x[5], acc[h][5]);
+            acc[h][6] = lt_fma(q1.z, x[6], acc[h][6]);
+            acc[h][7] = lt_fma(q1.w, x[7], acc[h][7]);
+        }
+    }
+#pragma unroll
+    for (int h = 0; h < H; h++) {
+#pragma unroll
+        for (int z = 4; z > 0; z /= 2)
+#pragma unroll
+            for (int n = 0; n < z; n++)
+                acc[h][n] = lt_add(acc[h][n], acc[h][n + z]);
+        s[h] = lt_mul(acc[h][0], scale);
+    }
+}
+
+/* Pairs of outputs of this thread: fma(p, v) from +0, positions ascending. */
+template <int H, int O> LT_DEV void values(const uint8_t *tv, int len, const float *p, int first, int last, int dim, float (&o)[O][2])
+{
+    const int i = (int)threadIdx.x;
+#pragma unroll
+    for (int n = 0; n < O; n++) {
+        const int u = i + n * THREADS, h = u / (dim / 2), j = u % (dim / 2);
+        o[n][0] = o[n][1] = 0;
+        if (h >= H)
+            continue;
+        const float *w = p + h * LT_PAGE;
+        const uint8_t *x = tv + 4 * j;
+        int r = first;
+        for (; r <= last && r % 4; r++) {
+            const uint32_t y = *(const uint32_t *)(x + r * len);
+            o[n][0] = lt_fma(w[r], lt_half(y & 0xffff), o[n][0]);
+            o[n][1] = lt_fma(w[r], lt_half(y >> 16), o[n][1]);
+        }
+#pragma unroll 4
+        for (; r + 3 <= last; r += 4) {
+            const float4 w4 = *(const float4 *)(w + r);
+            const float ws[4] = {w4.x, w4.y, w4.z, w4.w};
+#pragma unroll
+            for (int z = 0; z < 4; z++) {
+                const uint32_t y = *(const uint32_t *)(x + (r + z) * len);
+                o[n][0] = lt_fma(ws[z], lt_half(y & 0xffff), o[n][0]);
+                o[n][1] = lt_fma(ws[z], lt_half(y >> 16), o[n][1]);
+            }
+        }
+        for (; r <= last; r++) {
+            const uint32_t y = *(const uint32_t *)(x + r * len);
+            o[n][0] = lt_fma(w[r], lt_half(y & 0xffff), o[n][0]);
+            o[n][1] = lt_fma(w[r], lt_half(y >> 16), o[n][1]);
+        }
+    }
+}
+
 /* H heads of a kv head over one page: positions first .. last. m and l go to sh[h], sh[H + h]; o[k] is of the pair
  * threadIdx + k THREADS of H x dim / 2. */
 template <int H, int O>
@@ -250,41 +324,8 @@ LT_DEV void attend_f16(const lt_cuda_attention &a, const uint8_t *k, uint8_t *ti
 #pragma unroll
     for (int h = 0; h < H; h++)
         s[h] = __int_as_float(0xff800000);
-    if (seen) {
-        float acc[H][8] = {};
-        const uint8_t *row = tiles + i * pitch;
-        for (int j = 0; j < dim; j += 8) {
-            const uint4 w4 = *(const uint4 *)(row + 2 * j);
-            const uint32_t w[4] = {w4.x, w4.y, w4.z, w4.w};
-            float x[8];
-#pragma unroll
-            for (int n = 0; n < 4; n++) {
-                x[2 * n] = lt_half(w[n] & 0xffff);
-                x[2 * n + 1] = lt_half(w[n] >> 16);
-            }
-#pragma unroll
-            for (int h = 0; h < H; h++) {
-                const float4 q0 = *(const float4 *)(q + h * dim + j), q1 = *(const float4 *)(q + h * dim + j + 4);
-                acc[h][0] = lt_fma(q0.x, x[0], acc[h][0]);
-                acc[h][1] = lt_fma(q0.y, x[1], acc[h][1]);
-                acc[h][2] = lt_fma(q0.z, x[2], acc[h][2]);
-                acc[h][3] = lt_fma(q0.w, x[3], acc[h][3]);
-                acc[h][4] = lt_fma(q1.x, x[4], acc[h][4]);
-                acc[h][5] = lt_fma(q1.y, x[5], acc[h][5]);
-                acc[h][6] = lt_fma(q1.z, x[6], acc[h][6]);
-                acc[h][7] = lt_fma(q1.w, x[7], acc[h][7]);
-            }
-        }
-#pragma unroll
-        for (int h = 0; h < H; h++) {
-#pragma unroll
-            for (int z = 4; z > 0; z /= 2)
-#pragma unroll
-                for (int n = 0; n < z; n++)
-                    acc[h][n] = lt_add(acc[h][n], acc[h][n + z]);
-            s[h] = lt_mul(acc[h][0], a.scale);
-        }
-    }
+    if (seen)
+        dots<H>(q, tiles + i * pitch, dim, a.scale, s);
     float m[H];
 #pragma unroll
     for (int h = 0; h < H; h++) {
@@ -321,37 +362,7 @@ LT_DEV void attend_f16(const lt_cuda_attention &a, const uint8_t *k, uint8_t *ti
         if (i % 32 == 0)
             sh[H + head] = l;
     }
-#pragma unroll
-    for (int n = 0; n < O; n++) {
-        const int u = i + n * THREADS, h = u / (dim / 2), j = u % (dim / 2);
-        o[n][0] = o[n][1] = 0;
-        if (h >= H)
-            continue;
-        const float *w = p + h * LT_PAGE;
-        const uint8_t *x = tv + 4 * j;
-        int r = first;
-        for (; r <= last && r % 4; r++) {
-            const uint32_t y = *(const uint32_t *)(x + r * len);
-            o[n][0] = lt_fma(w[r], lt_half(y & 0xffff), o[n][0]);
-            o[n][1] = lt_fma(w[r], lt_half(y >> 16), o[n][1]);
-        }
-#pragma unroll 4
-        for (; r + 3 <= last; r += 4) {
-            const float4 w4 = *(const float4 *)(w + r);
-            const float ws[4] = {w4.x, w4.y, w4.z, w4.w};
-#pragma unroll
-            for (int z = 0; z < 4; z++) {
-                const uint32_t y = *(const uint32_t *)(x + (r + z) * len);
-                o[n][0] = lt_fma(ws[z], lt_half(y & 0xffff), o[n][0]);
-                o[n][1] = lt_fma(ws[z], lt_half(y >> 16), o[n][1]);
-            }
-        }
-        for (; r <= last; r++) {
-            const uint32_t y = *(const uint32_t *)(x + r * len);
-            o[n][0] = lt_fma(w[r], lt_half(y & 0xffff), o[n][0]);
-            o[n][1] = lt_fma(w[r], lt_half(y >> 16), o[n][1]);
-        }
-    }
+    values<H, O>(tv, len, p, first, last, dim, o);
     __syncthreads();
 }
 

@@ -51,6 +51,64 @@ template <class S, int D, int BN> LT_DEV void load_tile(const lt_cuda_attention 
     }
 }
 
+/* s += queries . keys of a tile at k_at. */
+template <class S, int D, int BN, int MT, bool QREG>
+LT_DEV void score(float (&s)[MT][BN / 8][4], const uint32_t (&qr)[QREG ? MT : 1][QREG ? D / 16 : 1][4], uint32_t q_at, uint32_t k_at)
+{
+    constexpr int NT = BN / 8, KD = D / 16;
+    const int lane = (int)threadIdx.x % 32;
+    const uint32_t kf = k_at + (lane % 8 + lane / 16 * 8) * S::PITCH + lane / 8 % 2 * 16;
+#pragma unroll
+    for (int k = 0; k < KD; k++) {
+        uint32_t q[MT][4];
+#pragma unroll
+        for (int t = 0; t < MT; t++)
+            if (QREG)
+#pragma unroll
+                for (int x = 0; x < 4; x++)
+                    q[t][x] = qr[t][k][x];
+            else
+                ldmatrix(q[t], q_at + t * 16 * S::PITCH + 32 * k);
+#pragma unroll
+        for (int i = 0; i < NT; i += 2) {
+            uint32_t b[4];
+            ldmatrix(b, kf + i * 8 * S::PITCH + 32 * k);
+#pragma unroll
+            for (int t = 0; t < MT; t++) {
+                mma(s[t][i], q[t], b[0], b[1]);
+                mma(s[t][i + 1], q[t], b[2], b[3]);
+            }
+        }
+    }
+}
+
+/* o += weights . values of a tile at v_at. */
+template <class S, int D, int BN, int MT> LT_DEV void weigh(float (&o)[MT][D / 8][4], const float (&s)[MT][BN / 8][4], uint32_t v_at)
+{
+    constexpr int OT = D / 8;
+    const int lane = (int)threadIdx.x % 32;
+    const uint32_t vf = v_at + lane % 16 * S::PITCH + lane / 16 * 16;
+#pragma unroll
+    for (int k = 0; k < BN / 16; k++) {
+        uint32_t p[MT][4];
+#pragma unroll
+        for (int t = 0; t < MT; t++)
+#pragma unroll
+            for (int x = 0; x < 4; x++)
+                p[t][x] = flash_pack(s[t][2 * k + x / 2][x % 2 * 2], s[t][2 * k + x / 2][x % 2 * 2 + 1]);
+#pragma unroll
+        for (int i = 0; i < OT; i += 2) {
+            uint32_t b[4];
+            ldmatrix_trans(b, vf + k * 16 * S::PITCH + 16 * i);
+#pragma unroll
+            for (int t = 0; t < MT; t++) {
+                mma(o[t][i], p[t], b[0], b[1]);
+                mma(o[t][i + 1], p[t], b[2], b[3]);
+            }
+        }
+    }
+}
+
 template <int D, int BN, int MT, int WARPS, bool QREG> LT_DEV void flash_mma(const lt_cuda_attention &a)
 {
     typedef shape<D, BN, MT, WARPS, QREG> S;
@@ -129,29 +187,7 @@ template <int D, int BN, int MT, int WARPS, bool QREG> LT_DEV void flash_mma(con
 #pragma unroll
                 for (int k = 0; k < 4; k++)
                     s[t][i][k] = 0.0f;
-        const uint32_t kf = k_at + (lane % 8 + lane / 16 * 8) * S::PITCH + lane / 8 % 2 * 16;
-#pragma unroll
-        for (int k = 0; k < KD; k++) {
-            uint32_t q[MT][4];
-#pragma unroll
-            for (int t = 0; t < MT; t++)
-                if (QREG)
-#pragma unroll
-                    for (int x = 0; x < 4; x++)
-                        q[t][x] = qr[t][k][x];
-                else
-                    ldmatrix(q[t], q_at + t * 16 * S::PITCH + 32 * k);
-#pragma unroll
-            for (int i = 0; i < NT; i += 2) {
-                uint32_t b[4];
-                ldmatrix(b, kf + i * 8 * S::PITCH + 32 * k);
-#pragma unroll
-                for (int t = 0; t < MT; t++) {
-                    mma(s[t][i], q[t], b[0], b[1]);
-                    mma(s[t][i + 1], q[t], b[2], b[3]);
-                }
-            }
-        }
+        score<S, D, BN, MT, QREG>(s, qr, q_at, k_at);
         const bool whole = tile * BN >= sp.all_first && tile * BN + BN - 1 <= sp.all_last;
 #pragma unroll
         for (int t = 0; t < MT; t++) {
@@ -166,26 +202,7 @@ template <int D, int BN, int MT, int WARPS, bool QREG> LT_DEV void flash_mma(con
                     for (int k = 0; k < 4; k++)
                         o[t][i][k] *= fix[k / 2];
         }
-        const uint32_t vf = k_at + S::HALF + lane % 16 * S::PITCH + lane / 16 * 16;
-#pragma unroll
-        for (int k = 0; k < BN / 16; k++) {
-            uint32_t p[MT][4];
-#pragma unroll
-            for (int t = 0; t < MT; t++)
-#pragma unroll
-                for (int x = 0; x < 4; x++)
-                    p[t][x] = flash_pack(s[t][2 * k + x / 2][x % 2 * 2], s[t][2 * k + x / 2][x % 2 * 2 + 1]);
-#pragma unroll
-            for (int i = 0; i < OT; i += 2) {
-                uint32_t b[4];
-                ldmatrix_trans(b, vf + k * 16 * S::PITCH + 16 * i);
-#pragma unroll
-                for (int t = 0; t < MT; t++) {
-                    mma(o[t][i], p[t], b[0], b[1]);
-                    mma(o[t][i + 1], p[t], b[2], b[3]);
-                }
-            }
-        }
+        weigh<S, D, BN, MT>(o, s, k_at + S::HALF);
     }
     flash_wait<0>();
 #pragma unroll

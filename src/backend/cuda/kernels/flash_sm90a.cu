@@ -115,7 +115,7 @@ template <int BN> LT_DEV void to_floats(float (&s)[BN / 8][4], const uint32_t (&
         asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];" : "=f"(d[0]), "=f"(d[1]) : "r"(scales + 32 * i));
 #pragma unroll
         for (int k = 0; k < 4; k++)
-            s[i][k] = (__uint_as_float(0x4b400000u + n[i][k]) - 12582912.0f) * d[k % 2];
+            s[i][k] = lt_fma(__uint_as_float(0x4b400000u + n[i][k]), d[k % 2], -12582912.0f * d[k % 2]); /* 3 * 2^22 d is exact */
     }
 }
 
@@ -140,7 +140,7 @@ template <int E> LT_DEV void hadamard(float (&x)[E])
         }
 }
 
-/* A row to int8, in place of its floats; returns the scale, NaN for a row that is not finite. */
+/* A row to int8; returns the scale, NaN for a row that is not finite. Its two lowest bits are 0: to_floats. */
 template <int E> LT_DEV float round8(const float (&x)[E], int8_t (&n)[E])
 {
     uint32_t top = 0;
@@ -152,7 +152,7 @@ template <int E> LT_DEV float round8(const float (&x)[E], int8_t (&n)[E])
 #pragma unroll
     for (int e = 0; e < E; e++)
         n[e] = (int8_t)__float2int_rn(x[e] * by);
-    return top >= 0x7f800000u ? __int_as_float(0x7fffffff) : by > 0 ? most / 127.0f : 0.0f;
+    return top >= 0x7f800000u ? __int_as_float(0x7fffffff) : by > 0 ? __uint_as_float(__float_as_uint(most / 127.0f) & ~3u) : 0.0f;
 }
 
 /* Sixteen rows of queries, as flash_stage. */
@@ -211,12 +211,11 @@ template <int OT> LT_DEV void rescale(float (&o)[OT][4], const float (&fix)[2])
             o[i][k] *= fix[k / 2];
 }
 
-template <int D, int BN, int GROUPS, bool TURNS, int STAGES, bool SAGE>
-LT_DEV void compute(const lt_cuda_attention &a, uint8_t *mem, uint32_t smem, uint32_t bars, int begin, int end, int row0, int group, int kv_head, const flash_span &sp)
+/* A warp's queries to shared memory, from row `at` of the block on; r: their scales. */
+template <int D, int BM, bool SAGE>
+LT_DEV void stage_queries(const lt_cuda_attention &a, uint8_t *to, int at, int row0, int group, int kv_head, flash_rows &r)
 {
-    typedef shape<D, BN, GROUPS, STAGES, SAGE> S;
-    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, wg = warp / 4;
-    flash_rows r;
+    const int lane = (int)threadIdx.x % 32;
     r.scale[0] = r.scale[1] = 0.0f;
     const auto keep = [&](int i, float f) {
         if (i % 8 == lane / 4) {
@@ -226,12 +225,21 @@ LT_DEV void compute(const lt_cuda_attention &a, uint8_t *mem, uint32_t smem, uin
     };
     if constexpr (SAGE)
         sage_stage<D>(
-            a, row0 + warp * 16, group, kv_head,
-            [&](int i, int j) { return mem + S::Q + wg_at<S::BM>(warp * 16 + i, j / 16) + j % 16; }, keep);
+            a, row0 + at, group, kv_head,
+            [&](int i, int j) { return to + wg_at<BM>(at + i, j / 16) + j % 16; }, keep);
     else
         flash_stage<D>(
-            a, row0 + warp * 16, group, kv_head,
-            [&](int i, int j) { return mem + S::Q + wg_at<S::BM>(warp * 16 + i, j / 8) + j % 8 * 2; }, keep);
+            a, row0 + at, group, kv_head,
+            [&](int i, int j) { return to + wg_at<BM>(at + i, j / 8) + j % 8 * 2; }, keep);
+}
+
+template <int D, int BN, int GROUPS, bool TURNS, int STAGES, bool SAGE>
+LT_DEV void compute(const lt_cuda_attention &a, uint8_t *mem, uint32_t smem, uint32_t bars, int begin, int end, int row0, int group, int kv_head, const flash_span &sp)
+{
+    typedef shape<D, BN, GROUPS, STAGES, SAGE> S;
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, wg = warp / 4;
+    flash_rows r;
+    stage_queries<D, S::BM, SAGE>(a, mem + S::Q, warp * 16, row0, group, kv_head, r);
     wg_proxy();
     named_sync(1 + wg, 128);
 #pragma unroll
