@@ -115,7 +115,7 @@ template <int BN> LT_DEV void to_floats(float (&s)[BN / 8][4], const uint32_t (&
         asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];" : "=f"(d[0]), "=f"(d[1]) : "r"(scales + 32 * i));
 #pragma unroll
         for (int k = 0; k < 4; k++)
-            s[i][k] = lt_fma(__uint_as_float(0x4b400000u + n[i][k]), d[k % 2], -12582912.0f * d[k % 2]); /* 3 * 2^22 d is exact */
+            s[i][k] = (__uint_as_float(0x4b400000u + n[i][k]) - 12582912.0f) * d[k % 2];
     }
 }
 
@@ -140,7 +140,7 @@ template <int E> LT_DEV void hadamard(float (&x)[E])
         }
 }
 
-/* A row to int8; returns the scale, NaN for a row that is not finite. Its two lowest bits are 0: to_floats. */
+/* A row to int8; returns the scale, NaN for a row that is not finite. */
 template <int E> LT_DEV float round8(const float (&x)[E], int8_t (&n)[E])
 {
     uint32_t top = 0;
@@ -152,7 +152,7 @@ template <int E> LT_DEV float round8(const float (&x)[E], int8_t (&n)[E])
 #pragma unroll
     for (int e = 0; e < E; e++)
         n[e] = (int8_t)__float2int_rn(x[e] * by);
-    return top >= 0x7f800000u ? __int_as_float(0x7fffffff) : by > 0 ? __uint_as_float(__float_as_uint(most / 127.0f) & ~3u) : 0.0f;
+    return top >= 0x7f800000u ? __int_as_float(0x7fffffff) : by > 0 ? most / 127.0f : 0.0f;
 }
 
 /* Sixteen rows of queries, as flash_stage. */
