@@ -3,7 +3,7 @@
 # empty, and opening the device says so.
 set(LT_CUDA AUTO CACHE STRING "CUDA kernels: AUTO (when nvcc is found), ON, OFF")
 set_property(CACHE LT_CUDA PROPERTY STRINGS AUTO ON OFF)
-set(LT_CUDA_ARCHS "75;80;89;90" CACHE STRING "compute capabilities to compile for; the last also as PTX, for newer cards")
+set(LT_CUDA_ARCHS "75;80;90" CACHE STRING "compute capabilities to compile for (8.0 runs on 8.6 and 8.9 too); the last also as PTX, for newer cards")
 
 set(LT_CUDA_GENERATED ${PROJECT_BINARY_DIR}/cuda/images.c)
 set(image_asm "")
