@@ -266,13 +266,16 @@ static void run_cmd(lt_hostqueue *q, cmd *c)
         become_sticky(q, &err);
 }
 
-/* Returns the tail once it is past `head`, or `head` when the queue is to end. */
+/* Returns the tail once it is past `head`, or `head` when the queue is to end. `stop` is read first: the tail
+ * read behind it is the last one. The other way round a thread held up between the two saw an old tail and the
+ * stop, and left without the last commands; who waited for an event among them waited for ever. */
 static uint32_t await_work(lt_hostqueue *q, uint32_t head)
 {
     uint64_t spin = q->base.kind == LT_QUEUE_COMPUTE ? SPIN_COMPUTE_NS : SPIN_COPY_NS, until = 0;
     for (uint32_t i = 0;; i++) {
+        bool stop = atomic_load_explicit(&q->stop, memory_order_acquire);
         uint32_t tail = atomic_load_explicit(&q->tail, memory_order_acquire);
-        if (tail != head || atomic_load_explicit(&q->stop, memory_order_acquire))
+        if (tail != head || stop)
             return tail;
         if (i % 16 == 0) {
             uint64_t now = lt__now_ns();
@@ -285,8 +288,9 @@ static uint32_t await_work(lt_hostqueue *q, uint32_t head)
     for (;;) {
         uint32_t bell = atomic_load_explicit(&q->bell, memory_order_acquire);
         atomic_store_explicit(&q->sleeping, 1, memory_order_seq_cst);
+        bool stop = atomic_load_explicit(&q->stop, memory_order_seq_cst);
         uint32_t tail = atomic_load_explicit(&q->tail, memory_order_seq_cst);
-        bool end = tail != head || atomic_load_explicit(&q->stop, memory_order_seq_cst);
+        bool end = tail != head || stop;
         if (!end)
             lt__futex_wait(&q->bell, bell);
         atomic_store_explicit(&q->sleeping, 0, memory_order_relaxed);
