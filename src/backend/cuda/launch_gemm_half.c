@@ -25,7 +25,7 @@ static bool accepts_sm90a(const lt_cuda_device *dev, const lt_op_args *a, const 
 {
     const lt_cuda_props *p = lt__cuda_device_props(dev);
     *why = "not a Hopper, or a build without its kernels";
-    return p->major == 9 && p->minor == 0 && lt__cuda_has_family("gemm_sm90a") && accepts_half(dev, a, why);
+    return p->sm90a && lt__cuda_has_family("gemm_sm90a") && accepts_half(dev, a, why);
 }
 
 static uint64_t scratch(const lt_cuda_device *dev, const lt_op_args *a)
