@@ -1,4 +1,5 @@
 /* The simulated card: its memory is apart, its clock is arithmetic, its faults come when told. */
+#include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -458,10 +459,50 @@ static void faults_of_the_spec_come_once(void **state)
     lt_ctx_destroy(ctx);
 }
 
+static lt_status count(void *user, lt_err *err)
+{
+    (void)err;
+    ++*(int *)user;
+    return LT_OK;
+}
+
+/* On one processor our waking holds the queue's thread up at any place of its loop, so what only falls between two
+ * of its reads does fall there in some of the rounds. */
+static void what_was_given_before_destroy_runs(void **state)
+{
+    (void)state;
+    enum { ROUNDS = 3000 };
+    cpu_set_t all, one;
+    lt_err err;
+    lt_ctx *ctx;
+    lt_device *dev;
+    int ran = 0, first = 0;
+    assert_int_equal(sched_getaffinity(0, sizeof all, &all), 0);
+    while (!CPU_ISSET(first, &all))
+        first++;
+    CPU_ZERO(&one);
+    CPU_SET(first, &one);
+    assert_int_equal(sched_setaffinity(0, sizeof one, &one), 0);
+    OK(lt_ctx_create(NULL, &ctx, &err));
+    OK(lt_device_open(ctx, "sim:vram=8M,clock=virtual", &dev, &err));
+    for (int i = 0; i < ROUNDS; i++) {
+        lt_queue *q;
+        OK(lt_queue_create(dev, i % 2 ? LT_QUEUE_COMPUTE : LT_QUEUE_COPY, &q, &err));
+        nanosleep(&(struct timespec){.tv_nsec = i % 4 * 10000}, NULL);
+        OK(lt_queue_call(q, count, &ran, &err));
+        lt_queue_destroy(q);
+        if (ran != i + 1)
+            fail_msg("round %d: the queue ended without the call given last", i);
+    }
+    lt_device_close(dev);
+    lt_ctx_destroy(ctx);
+    assert_int_equal(sched_setaffinity(0, sizeof all, &all), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(memory_is_apart),
+        cmocka_unit_test(memory_is_apart), cmocka_unit_test(what_was_given_before_destroy_runs),
         cmocka_unit_test(a_launch_computes_in_device_memory),
         cmocka_unit_test(work_outside_committed_memory_is_named),
         cmocka_unit_test(virtual_time_is_arithmetic),
