@@ -857,7 +857,7 @@ static void sync_check_names_the_kernel(void **state)
 typedef struct listed {
     lt_op_args        args[LISTED];
     const lt_op_args *ptrs[LISTED];
-    char              names[LISTED][16];
+    char              names[LISTED][24];
     lt_launch_list    list;
 } listed;
 
