@@ -186,6 +186,8 @@ bool lt__share_claim(lt_share *s, uint64_t bytes, uint64_t free_bytes)
         return false;
     uint32_t n = lt__ledger_others(s->ledger, others, true);
     uint64_t taken = spoken_for(others, n);
+    /* Again, under the lock: what one claimed before has by now been taken, and is no claim any more. */
+    free_bytes = lt__min_u64(free_bytes, lt_device_free_bytes(s->dev));
     for (uint32_t i = 0; i < n; i++)
         taken += others[i].ask;
     bool ok = taken <= free_bytes && bytes <= free_bytes - taken;
@@ -280,6 +282,17 @@ static lt_status size_wish(const lt_model *m, lt_device *dev, const lt_profile *
     return most < w->least ? lt__fail(err, LT_E_NO_FIT, "a budget of %lu bytes is too small: %lu bytes is the least that works", most, w->least) : LT_OK;
 }
 
+/* Not where the ledger is locked by others for long: whoever locks it is one. */
+static bool alone(lt_share *s)
+{
+    lt__ledger_record others[LT__LEDGER_RECORDS];
+    if (!lt__ledger_lock(s->ledger, LOCK_NS))
+        return false;
+    uint32_t n = lt__ledger_others(s->ledger, others, true);
+    lt__ledger_unlock(s->ledger);
+    return n == 0;
+}
+
 lt_status lt_share_make_plan(lt_share *s, const lt_model *m, lt_device *dev, const lt_profile *prof, const lt_plan_desc *desc,
                              lt_plan **out, lt_err *err)
 {
@@ -291,11 +304,11 @@ lt_status lt_share_make_plan(lt_share *s, const lt_model *m, lt_device *dev, con
         const lt_plan_info *i = lt_plan_get_info(*out);
         /* Alone, the driver says what fits; beside others a claim keeps two from planning for the same bytes. */
         bool claimed = lt__share_claim(s, i->predicted_peak_bytes - i->fixed_bytes, lt_device_free_bytes(dev));
-        if (claimed || !lt_share_others(s))
+        if (claimed || alone(s))
             return LT_OK;
         lt_plan_destroy(*out);
         *out = NULL;
-    } else if (!lt_share_others(s)) {
+    } else if (alone(s)) {
         return st;
     }
     wish w;
