@@ -11,7 +11,7 @@ if [ $# = 0 ]; then
     case $build in
     *tsan) set -- -L 'unit|fault|cases|conformance|example' \
         -E 'dtype|block|op$|bits|tokenizer|chat|text|gguf|safetensors|hostile|model$|graph|suballoc|sampler|cases_plan|ops_attention|ops_linear';;
-    *) set -- -L 'unit|fault|cases|conformance|example';;
+    *) set -- -L 'unit|fault|cases|conformance|example' -E 'ops_prefill';; # test_ops_attention runs the same code
     esac
 fi
 exec ctest --test-dir "$build" --no-tests=error --output-on-failure -j "$(nproc)" "$@"
