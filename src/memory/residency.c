@@ -380,7 +380,8 @@ static lt_status load_into_ring(lt_residency *r, uint32_t i, res_copy **out, boo
         }
         if (st != LT_OK) return st;
         res_copy *tail = (res_copy *)r->ring.first;
-        if (tail->leases == 0 && tail->pending > 0 && tail->state == RES_READY) {
+        /* Only expected: brought ahead, or dead since its load failed, and no one on the way who would take it. */
+        if (tail->leases == 0 && tail->pending > 0 && (tail->state == RES_READY || tail->state == RES_FAILED)) {
             lt__res_ring_forget(r);
             continue;
         }
