@@ -102,14 +102,21 @@ void lt_share_leave(lt_share *s)
 
 uint64_t lt__share_floor(const lt_share *s) { return s ? s->floor : 0; }
 
-uint32_t lt_share_others(lt_share *s)
+/* False where the ledger is locked by others for long. */
+static bool count_others(lt_share *s, uint32_t *n)
 {
     lt__ledger_record others[LT__LEDGER_RECORDS];
-    if (!s || !lt__ledger_lock(s->ledger, LOCK_NS))
-        return 0;
-    uint32_t n = lt__ledger_others(s->ledger, others, true);
+    if (!lt__ledger_lock(s->ledger, LOCK_NS))
+        return false;
+    *n = lt__ledger_others(s->ledger, others, true);
     lt__ledger_unlock(s->ledger);
-    return n;
+    return true;
+}
+
+uint32_t lt_share_others(lt_share *s)
+{
+    uint32_t n = 0;
+    return s && count_others(s, &n) ? n : 0;
 }
 
 /* --- of a session at work ---------------------------------------------------------------- */
@@ -282,15 +289,11 @@ static lt_status size_wish(const lt_model *m, lt_device *dev, const lt_profile *
     return most < w->least ? lt__fail(err, LT_E_NO_FIT, "a budget of %lu bytes is too small: %lu bytes is the least that works", most, w->least) : LT_OK;
 }
 
-/* Not where the ledger is locked by others for long: whoever locks it is one. */
+/* Whoever holds the lock for long is another. */
 static bool alone(lt_share *s)
 {
-    lt__ledger_record others[LT__LEDGER_RECORDS];
-    if (!lt__ledger_lock(s->ledger, LOCK_NS))
-        return false;
-    uint32_t n = lt__ledger_others(s->ledger, others, true);
-    lt__ledger_unlock(s->ledger);
-    return n == 0;
+    uint32_t n;
+    return count_others(s, &n) && n == 0;
 }
 
 lt_status lt_share_make_plan(lt_share *s, const lt_model *m, lt_device *dev, const lt_profile *prof, const lt_plan_desc *desc,

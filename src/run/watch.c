@@ -17,6 +17,7 @@
 
 #define MAGIC UINT64_C(0x316863746177746c) /* "ltwatch1" */
 #define SUFFIX ".watch"
+#define PAGES_MOST 1000 /* of one process, with what an earlier one of its number left */
 
 /* seq is odd while the writer is at it: a reader that saw it change, or odd, looks again. */
 typedef struct page { uint64_t magic, bytes; lt__proc proc; _Atomic uint32_t seq; lt_watch now; } page;
@@ -25,7 +26,6 @@ struct lt__watcher { lt_ctx *ctx; page *page; uint64_t started_ns; lt__proc me; 
 
 lt__watcher *lt__watcher_open(lt_ctx *ctx)
 {
-    static _Atomic uint32_t serials; /* names only */
     char folder[256];
     lt_err why;
     if (lt__shared_folder(folder, sizeof folder, &why) != LT_OK) {
@@ -38,8 +38,13 @@ lt__watcher *lt__watcher_open(lt_ctx *ctx)
     w->ctx = ctx;
     w->me = lt__proc_self();
     w->started_ns = lt__now_ns();
-    snprintf(w->path, sizeof w->path, "%s/%u-%u" SUFFIX, folder, w->me.pid, ++serials);
-    int fd = open(w->path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
+    int fd = -1;
+    for (unsigned k = 1; fd < 0 && k <= PAGES_MOST; k++) { /* a name of one's own: other sessions of this process have theirs */
+        snprintf(w->path, sizeof w->path, "%s/%u-%u" SUFFIX, folder, w->me.pid, k);
+        fd = open(w->path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+        if (fd < 0 && errno != EEXIST)
+            break;
+    }
     if (fd >= 0 && posix_fallocate(fd, 0, sizeof(page)) == 0)
         w->page = mmap(NULL, sizeof(page), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (fd >= 0)
