@@ -462,41 +462,45 @@ void lt__engine_destroy(lt__engine *e)
     lt__free(e->ctx, e, sizeof *e);
 }
 
+static lt_status copy_in(lt__engine *e, lt_addr to, const void *data, uint64_t bytes, const char *which, lt_err *err)
+{
+    lt_status s = lt_queue_copy_in(e->queue, to, data, bytes, err);
+    if (s == LT_OK)
+        lt__track_mark(&e->track, e->queue, LT__LANE_COMPUTE, "copy in", which, bytes);
+    return s;
+}
+
+static lt_status copy_out(lt__engine *e, void *data, lt_addr from, uint64_t bytes, const char *which, lt_err *err)
+{
+    lt_status s = lt_queue_copy_out(e->queue, data, from, bytes, err);
+    if (s == LT_OK)
+        lt__track_mark(&e->track, e->queue, LT__LANE_COMPUTE, "copy out", which, bytes);
+    return s;
+}
+
 lt_status lt__engine_write(lt__engine *e, lt_tid t, const void *data, uint64_t bytes, lt_err *err)
 {
-    return lt_queue_copy_in(e->queue, e->io.addr + tensor_of(e, t)->offset, data, bytes, err);
+    return copy_in(e, e->io.addr + tensor_of(e, t)->offset, data, bytes, tensor_of(e, t)->name, err);
 }
 
 lt_status lt__engine_write_inputs(lt__engine *e, uint64_t offset, const void *data, uint64_t bytes, lt_err *err)
 {
-    lt_status s = lt_queue_copy_in(e->queue, e->io.addr + offset, data, bytes, err);
-    if (s == LT_OK)
-        lt__track_mark(&e->track, e->queue, LT__LANE_COMPUTE, "copy in", "inputs", bytes);
-    return s;
+    return copy_in(e, e->io.addr + offset, data, bytes, "inputs", err);
 }
 
 lt_status lt__engine_read(lt__engine *e, lt_tid t, void *data, uint64_t bytes, lt_err *err)
 {
-    lt_status s = lt_queue_copy_out(e->queue, data, e->io.addr + tensor_of(e, t)->offset, bytes, err);
-    if (s == LT_OK)
-        lt__track_mark(&e->track, e->queue, LT__LANE_COMPUTE, "copy out", "outputs", bytes);
-    return s;
+    return copy_out(e, data, e->io.addr + tensor_of(e, t)->offset, bytes, "outputs", err);
 }
 
 lt_status lt__engine_save(lt__engine *e, lt_tid t, uint64_t offset, void *data, uint64_t bytes, lt_err *err)
 {
-    lt_status s = lt_queue_copy_out(e->queue, data, tensor_addr(e, t, 1, 1) + offset, bytes, err);
-    if (s == LT_OK)
-        lt__track_mark(&e->track, e->queue, LT__LANE_COMPUTE, "copy out", "KV", bytes);
-    return s;
+    return copy_out(e, data, tensor_addr(e, t, 1, 1) + offset, bytes, "KV", err);
 }
 
 lt_status lt__engine_restore(lt__engine *e, lt_tid t, uint64_t offset, const void *data, uint64_t bytes, lt_err *err)
 {
-    lt_status s = lt_queue_copy_in(e->queue, tensor_addr(e, t, 1, 1) + offset, data, bytes, err);
-    if (s == LT_OK)
-        lt__track_mark(&e->track, e->queue, LT__LANE_COMPUTE, "copy in", "KV", bytes);
-    return s;
+    return copy_in(e, tensor_addr(e, t, 1, 1) + offset, data, bytes, "KV", err);
 }
 
 lt_status lt__engine_sync(lt__engine *e, lt_err *err)

@@ -37,9 +37,7 @@ void lt__track_read(lt__track *t)
 /* Where device time stands against the host's: once, by an event that has just passed. */
 static bool place(lt__track *t, lt_queue *q, lt_event *ev)
 {
-    lt_device_info info;
     if (lt_event_record(ev, q, NULL) != LT_OK || lt_event_sync(ev, NULL) != LT_OK) return false;
-    lt_device_get_info(t->dev, &info);
     t->offset = (int64_t)lt__now_ns() - (int64_t)lt_event_time_ns(ev);
     t->placed = true;
     return true;

@@ -75,14 +75,20 @@ static lt_status save_kv(lt_session *s, lt_err *err)
     return st;
 }
 
+/* A smaller batch needs a shorter ring of pages: the oldest that were saved have no place in it. */
+static uint32_t left_out(const lt_session *s, uint32_t g)
+{
+    uint32_t n = s->saved.n[g], pages = s->plan->pages[g];
+    return n > pages ? n - pages : 0;
+}
+
 static lt_status restore_kv(lt_session *s, lt_err *err)
 {
     const lt__saved_kv *k = &s->saved;
     const uint8_t *from = k->at;
     for (uint32_t g = 0; g < s->plan->n_groups; g++) {
         uint64_t bytes = s->plan->groups[g].page_bytes;
-        uint32_t skip = k->n[g] > s->plan->pages[g] ? k->n[g] - s->plan->pages[g] : 0; /* a smaller batch needs a shorter ring */
-        for (uint32_t i = skip; i < k->n[g]; i++) {
+        for (uint32_t i = left_out(s, g); i < k->n[g]; i++) {
             lt_status st = lt__engine_restore(s->engine, s->t_kv[g], page_at(s->plan, g, k->first[g] + i), from + i * bytes, bytes, err);
             if (st != LT_OK)
                 return st;
@@ -92,10 +98,8 @@ static lt_status restore_kv(lt_session *s, lt_err *err)
     lt_status st = lt__engine_sync(s->engine, err);
     if (st != LT_OK)
         return st;
-    for (uint32_t g = 0; g < s->plan->n_groups; g++) {
-        uint32_t skip = k->n[g] > s->plan->pages[g] ? k->n[g] - s->plan->pages[g] : 0;
-        s->oldest[g] = k->first[g] + skip;
-    }
+    for (uint32_t g = 0; g < s->plan->n_groups; g++)
+        s->oldest[g] = k->first[g] + left_out(s, g);
     s->deepest = s->length;
     return LT_OK;
 }
