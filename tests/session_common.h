@@ -52,6 +52,35 @@ static inline lt_profile test_profile(void)
     return p;
 }
 
+/* A session with all it stands on; hash and next are for tests that walk a sequence. */
+typedef struct session_rig { lt_device *dev; lt_model *m; lt_plan *p; lt_session *s; uint32_t vocab; lt_err err; uint64_t hash; int32_t next; } session_rig;
+
+static inline session_rig open_session(lt_ctx *ctx, const char *path, const char *spec, uint64_t budget, uint32_t n_ctx, uint32_t batch,
+                                       uint32_t rows, const lt_session_desc *sd)
+{
+    session_rig r = {.hash = 1};
+    lt_profile prof = test_profile();
+    lt_plan_desc d = lt_plan_desc_default();
+    d.budget_bytes = budget;
+    d.ctx = n_ctx;
+    d.batch = batch;
+    d.rows = rows;
+    if (lt_device_open(ctx, spec, &r.dev, &r.err) != LT_OK || lt_model_open(ctx, path, &r.m, &r.err) != LT_OK ||
+        lt_plan_create(r.m, r.dev, &prof, &d, &r.p, &r.err) != LT_OK ||
+        lt_session_create(r.m, r.dev, r.p, sd, &r.s, &r.err) != LT_OK)
+        fail_msg("%s", r.err.text);
+    r.vocab = lt_model_get_info(r.m)->vocab;
+    return r;
+}
+
+static inline void close_session(session_rig *r)
+{
+    lt_session_destroy(r->s);
+    lt_plan_destroy(r->p);
+    lt_model_close(r->m);
+    lt_device_close(r->dev);
+}
+
 typedef struct job {
     const char *model, *device;
     uint64_t    budget;       /* 0: unlimited */

@@ -42,33 +42,7 @@ static int teardown(void **state)
     return left;
 }
 
-typedef struct rig { lt_device *dev; lt_model *m; lt_plan *p; lt_session *s; uint32_t vocab; lt_err err; uint64_t hash; int32_t next; } rig;
-
-static rig open_rig(const char *path, const char *spec, uint64_t budget, uint32_t n_ctx, uint32_t batch, const lt_session_desc *sd)
-{
-    rig r = {.hash = 1};
-    lt_profile prof = test_profile();
-    lt_plan_desc d = lt_plan_desc_default();
-    d.budget_bytes = budget;
-    d.ctx = n_ctx;
-    d.batch = batch;
-    if (lt_device_open(ctx, spec, &r.dev, &r.err) != LT_OK || lt_model_open(ctx, path, &r.m, &r.err) != LT_OK ||
-        lt_plan_create(r.m, r.dev, &prof, &d, &r.p, &r.err) != LT_OK ||
-        lt_session_create(r.m, r.dev, r.p, sd, &r.s, &r.err) != LT_OK)
-        fail_msg("%s", r.err.text);
-    r.vocab = lt_model_get_info(r.m)->vocab;
-    return r;
-}
-
-static void close_rig(rig *r)
-{
-    lt_session_destroy(r->s);
-    lt_plan_destroy(r->p);
-    lt_model_close(r->m);
-    lt_device_close(r->dev);
-}
-
-static lt_status feed(rig *r, const int32_t *ids, size_t n)
+static lt_status feed(session_rig *r, const int32_t *ids, size_t n)
 {
     const float *l;
     lt_status st = lt_session_eval(r->s, ids, n, &l, &r->err);
@@ -82,7 +56,7 @@ static lt_status feed(rig *r, const int32_t *ids, size_t n)
     return LT_OK;
 }
 
-static void prompt(rig *r, int n)
+static void prompt(session_rig *r, int n)
 {
     int32_t ids[1024];
     for (int i = 0; i < n; i++)
@@ -91,7 +65,7 @@ static void prompt(rig *r, int n)
         fail_msg("%s", r->err.text);
 }
 
-static void decode(rig *r, int n)
+static void decode(session_rig *r, int n)
 {
     while (n--) {
         int32_t id = r->next;
@@ -102,17 +76,17 @@ static void decode(rig *r, int n)
 
 static uint64_t least_of(const char *path, const char *spec, uint32_t n_ctx, uint32_t batch)
 {
-    rig r = open_rig(path, spec, 0, n_ctx, batch, NULL);
+    session_rig r = open_session(ctx, path, spec, 0, n_ctx, batch, 0, NULL);
     assert_int_equal(lt_session_rebudget(r.s, r.p->info.budget_bytes, &r.err), LT_OK);
     uint64_t least = r.s->giving.least;
-    close_rig(&r);
+    close_session(&r);
     return least;
 }
 
 /* Down to the least and up again by uneven steps, at uneven places of prompt and answer. */
 static void same_bits(const char *path, const char *spec, uint32_t n_ctx, int n)
 {
-    rig a = open_rig(path, spec, 0, n_ctx, 64, NULL), b = open_rig(path, spec, 0, n_ctx, 64, NULL);
+    session_rig a = open_session(ctx, path, spec, 0, n_ctx, 64, 0, NULL), b = open_session(ctx, path, spec, 0, n_ctx, 64, 0, NULL);
     assert_int_equal(lt_session_rebudget(b.s, b.p->info.budget_bytes, &b.err), LT_OK);
     uint64_t full = b.p->info.predicted_peak_bytes, least = b.s->giving.least;
     assert_true(least < full);
@@ -145,8 +119,8 @@ static void same_bits(const char *path, const char *spec, uint32_t n_ctx, int n)
     decode(&a, 2);
     decode(&b, 2);
     assert_true(a.hash == b.hash);
-    close_rig(&a);
-    close_rig(&b);
+    close_session(&a);
+    close_session(&b);
 }
 
 static void same_bits_on_sim(void **state) { (void)state; same_bits(llama, "sim:vram=64M", 512, 70); }
@@ -163,7 +137,7 @@ static void going_back_after_a_change(void **state)
     uint64_t least = least_of(path, spec, 2048, 0);
     int refused = 0;
     for (int grow = 0; grow < 2; grow++) {
-        rig a = open_rig(path, spec, 0, 2048, 0, NULL), b = open_rig(path, spec, 0, 2048, 0, NULL);
+        session_rig a = open_session(ctx, path, spec, 0, 2048, 0, 0, NULL), b = open_session(ctx, path, spec, 0, 2048, 0, 0, NULL);
         assert_int_equal(a.p->n_groups, 2);
         prompt(&a, 1000);
         prompt(&b, 1000);
@@ -193,8 +167,8 @@ static void going_back_after_a_change(void **state)
         prompt(&a, 600);
         prompt(&b, 600);
         assert_true(a.hash == b.hash);
-        close_rig(&a);
-        close_rig(&b);
+        close_session(&a);
+        close_session(&b);
     }
     assert_int_equal(refused, 2);
     unlink(path);
@@ -207,13 +181,13 @@ static void faults_of_a_change(void **state)
     (void)state;
     static const lt_fault_point points[] = {LT_FAULT_COMMIT, LT_FAULT_HOST_ALLOC, LT_FAULT_READ, LT_FAULT_PIN, LT_FAULT_COPY};
     uint64_t least = least_of(llama, "sim:vram=64M", 512, 64);
-    rig right = open_rig(llama, "sim:vram=64M", 0, 512, 64, NULL);
+    session_rig right = open_session(ctx, llama, "sim:vram=64M", 0, 512, 64, 0, NULL);
     prompt(&right, 40);
     decode(&right, 4);
     for (size_t k = 0; k < sizeof points / sizeof *points; k++) {
         int n = 0, failed = 0;
         for (bool more = true; more;) {
-            rig r = open_rig(llama, "sim:vram=64M", 0, 512, 64, NULL);
+            session_rig r = open_session(ctx, llama, "sim:vram=64M", 0, 512, 64, 0, NULL);
             prompt(&r, 40);
             decode(&r, 2);
             fault_point = points[k];
@@ -227,14 +201,14 @@ static void faults_of_a_change(void **state)
             if (!more && st != LT_OK)
                 fail_msg("point %d.%d: failed without a fault: %s", points[k], n, r.err.text);
             if (points[k] == LT_FAULT_COPY && st != LT_OK && r.s->engine) {
-                close_rig(&r); /* a queue that failed stays so: the device's contract */
+                close_session(&r); /* a queue that failed stays so: the device's contract */
                 continue;
             }
             int32_t id = r.next;
             lt_status after = feed(&r, &id, 1); /* a load ahead, begun by the change, may have met the fault */
             if (after != LT_OK && points[k] == LT_FAULT_COPY) {
                 assert_non_null(strstr(r.err.text, "fault injected"));
-                close_rig(&r);
+                close_session(&r);
                 continue;
             }
             if (after != LT_OK) {
@@ -245,13 +219,13 @@ static void faults_of_a_change(void **state)
             if (r.hash != right.hash)
                 fail_msg("point %d.%d: other bits", points[k], n);
             assert_int_equal(lt_session_check(r.s, &r.err), LT_OK);
-            close_rig(&r);
+            close_session(&r);
             assert_true(n < 3000);
         }
         print_message("point %d: %d faults, %d of them refused the change\n", points[k], n - 1, failed);
         assert_true(n > 1 || points[k] == LT_FAULT_PIN || points[k] == LT_FAULT_READ);
     }
-    close_rig(&right);
+    close_session(&right);
 }
 
 /* The device refuses what a larger budget needs: the plan before is at work again. */
@@ -262,7 +236,7 @@ static void a_refused_growth_rolls_back(void **state)
     close(mkstemp(card));
     snprintf(spec, sizeof spec, "sim:vram=64M,card=%s", card);
     uint64_t least = least_of(llama, "sim:vram=64M", 512, 64);
-    rig r = open_rig(llama, spec, least, 512, 0, NULL);
+    session_rig r = open_session(ctx, llama, spec, least, 512, 0, 0, NULL);
     prompt(&r, 40);
     lt_device *other;
     lt_addr at;
@@ -278,13 +252,13 @@ static void a_refused_growth_rolls_back(void **state)
     lt_device_unreserve(other, at, take);
     assert_int_equal(lt_session_rebudget(r.s, least + (8 << 20), &r.err), LT_OK);
     decode(&r, 2);
-    rig right = open_rig(llama, "sim:vram=64M", 0, 512, 64, NULL);
+    session_rig right = open_session(ctx, llama, "sim:vram=64M", 0, 512, 64, 0, NULL);
     prompt(&right, 40);
     decode(&right, 4);
     assert_true(right.hash == r.hash);
     lt_device_close(other);
-    close_rig(&r);
-    close_rig(&right);
+    close_session(&r);
+    close_session(&right);
     unlink(card);
 }
 
@@ -309,12 +283,12 @@ static void refused_pieces(const char *spec, const char *fault)
 {
     char path[64], failing[160];
     make_model(path, CARD_MODEL);
-    rig right = open_rig(path, spec, 0, 512, 0, NULL);
+    session_rig right = open_session(ctx, path, spec, 0, 512, 0, 0, NULL);
     prompt(&right, 40);
     decode(&right, 4);
     int refused = 0, changes = 0;
     for (int n = 2; n <= 10; n++) {
-        rig r = {.hash = 1};
+        session_rig r = {.hash = 1};
         lt_profile prof = test_profile();
         lt_plan_desc d = lt_plan_desc_default();
         d.ctx = 512;
@@ -331,7 +305,7 @@ static void refused_pieces(const char *spec, const char *fault)
         lt_status st = lt_session_create(r.m, r.dev, r.p, NULL, &r.s, &r.err);
         if (st != LT_OK) { /* the first arena's */
             assert_int_equal(st, LT_E_DEVICE_OOM);
-            close_rig(&r);
+            close_session(&r);
             continue;
         }
         prompt(&r, 40);
@@ -344,11 +318,11 @@ static void refused_pieces(const char *spec, const char *fault)
             decode(&r, 1);
         }
         assert_true(r.hash == right.hash);
-        close_rig(&r);
+        close_session(&r);
     }
     print_message("%d of %d changes refused\n", refused, changes);
     assert_true(refused > 0);
-    close_rig(&right);
+    close_session(&right);
     unlink(path);
 }
 
@@ -367,7 +341,7 @@ static void a_card_that_refuses_pieces(void **state)
 static void a_change_can_be_cancelled(void **state)
 {
     (void)state;
-    rig r = open_rig(llama, "sim:vram=64M", 0, 512, 64, NULL), right = open_rig(llama, "sim:vram=64M", 0, 512, 64, NULL);
+    session_rig r = open_session(ctx, llama, "sim:vram=64M", 0, 512, 64, 0, NULL), right = open_session(ctx, llama, "sim:vram=64M", 0, 512, 64, 0, NULL);
     uint64_t least = least_of(llama, "sim:vram=64M", 512, 64);
     prompt(&right, 40);
     decode(&right, 4);
@@ -386,8 +360,8 @@ static void a_change_can_be_cancelled(void **state)
     assert_true(r.hash == right.hash);
     lt_session_cancel(r.s);
     assert_int_equal(lt_session_rebudget(r.s, 0, &r.err), LT_E_CANCELED);
-    close_rig(&r); /* with KV on the host and no engine */
-    close_rig(&right);
+    close_session(&r); /* with KV on the host and no engine */
+    close_session(&right);
 }
 
 int main(void)

@@ -25,33 +25,6 @@ static int teardown(void **state)
     return left;
 }
 
-typedef struct rig { lt_device *dev; lt_model *m; lt_plan *p; lt_session *s; uint32_t vocab; lt_err err; } rig;
-
-static rig open_rig(const char *path, const char *spec, uint64_t budget, uint32_t n_ctx, uint32_t batch, uint32_t rows)
-{
-    rig r = {0};
-    lt_profile prof = test_profile();
-    lt_plan_desc d = lt_plan_desc_default();
-    d.budget_bytes = budget;
-    d.ctx = n_ctx;
-    d.batch = batch;
-    d.rows = rows;
-    if (lt_device_open(ctx, spec, &r.dev, &r.err) != LT_OK || lt_model_open(ctx, path, &r.m, &r.err) != LT_OK ||
-        lt_plan_create(r.m, r.dev, &prof, &d, &r.p, &r.err) != LT_OK ||
-        lt_session_create(r.m, r.dev, r.p, NULL, &r.s, &r.err) != LT_OK)
-        fail_msg("%s", r.err.text);
-    r.vocab = lt_model_get_info(r.m)->vocab;
-    return r;
-}
-
-static void close_rig(rig *r)
-{
-    lt_session_destroy(r->s);
-    lt_plan_destroy(r->p);
-    lt_model_close(r->m);
-    lt_device_close(r->dev);
-}
-
 static int32_t token(int i) { return (int32_t)((uint32_t)(i * 7919 + 13) % 512); }
 
 typedef struct rows { float *v; uint32_t vocab; size_t n; } rows;
@@ -72,7 +45,7 @@ static void score_is_eval(const char *path, uint32_t n_ctx, int n, uint32_t batc
     int32_t ids[700];
     for (int i = 0; i < n; i++)
         ids[i] = token(i);
-    rig a = open_rig(path, "cpu:threads=2", 0, n_ctx, batch, 16), b = open_rig(path, "sim:vram=64M", 0, n_ctx, 1, 1);
+    session_rig a = open_session(ctx, path, "cpu:threads=2", 0, n_ctx, batch, 16, NULL), b = open_session(ctx, path, "sim:vram=64M", 0, n_ctx, 1, 1, NULL);
     rows k = {.vocab = a.vocab};
     k.v = malloc((size_t)n * k.vocab * sizeof(float));
     assert_int_equal(lt_session_score(a.s, ids, (size_t)n, keep_row, &k, &a.err), LT_OK);
@@ -84,8 +57,8 @@ static void score_is_eval(const char *path, uint32_t n_ctx, int n, uint32_t batc
             fail_msg("token %d: other bits", i);
     }
     free(k.v);
-    close_rig(&a);
-    close_rig(&b);
+    close_session(&a);
+    close_session(&b);
 }
 
 static void score_is_eval_llama(void **state) { (void)state; score_is_eval(llama, 512, 300, 100); }
@@ -95,7 +68,7 @@ static void score_is_eval_gemma(void **state) { (void)state; score_is_eval(gemma
 static void going_back(void **state)
 {
     (void)state;
-    rig r = open_rig(llama, "cpu:threads=2", 0, 256, 32, 1);
+    session_rig r = open_session(ctx, llama, "cpu:threads=2", 0, 256, 32, 1, NULL);
     int32_t ids[40];
     for (int i = 0; i < 40; i++)
         ids[i] = token(i);
@@ -113,14 +86,14 @@ static void going_back(void **state)
     assert_int_equal(lt_session_eval(r.s, ids + 20, 20, &l, &r.err), LT_OK);
     assert_int_equal(memcmp(first, l, r.vocab * sizeof *first), 0);
     free(first);
-    close_rig(&r);
+    close_session(&r);
 }
 
 /* A windowed model cannot go back to where its window was overwritten; it says so, and 0 always works. */
 static void going_back_in_a_window(void **state)
 {
     (void)state;
-    rig r = open_rig(gemma, "cpu:threads=2", 0, 1024, 64, 1);
+    session_rig r = open_session(ctx, gemma, "cpu:threads=2", 0, 1024, 64, 1, NULL);
     assert_true(lt_model_get_info(r.m)->window > 0 && lt_model_get_info(r.m)->window <= 512);
     int32_t ids[1000];
     const float *l;
@@ -144,13 +117,13 @@ static void going_back_in_a_window(void **state)
     }
     assert_int_equal(memcmp(first, l, r.vocab * sizeof *first), 0);
     free(first);
-    close_rig(&r);
+    close_session(&r);
 }
 
 static void bad_tokens_and_full_context(void **state)
 {
     (void)state;
-    rig r = open_rig(llama, "cpu:threads=1", 0, 256, 32, 1);
+    session_rig r = open_session(ctx, llama, "cpu:threads=1", 0, 256, 32, 1, NULL);
     const float *l;
     int32_t bad = 512, negative = -1, ids[257] = {0};
     assert_int_equal(lt_session_eval(r.s, &bad, 1, &l, &r.err), LT_E_INVALID);
@@ -160,13 +133,13 @@ static void bad_tokens_and_full_context(void **state)
     assert_int_equal(lt_session_eval(r.s, ids, 257, &l, &r.err), LT_E_NO_FIT);
     assert_int_equal(lt_session_eval(r.s, ids, 256, &l, &r.err), LT_OK);
     assert_int_equal(lt_session_eval(r.s, ids, 1, &l, &r.err), LT_E_NO_FIT);
-    close_rig(&r);
+    close_session(&r);
 }
 
 static void cancelling(void **state)
 {
     (void)state;
-    rig r = open_rig(llama, "cpu:threads=1", 0, 256, 16, 1);
+    session_rig r = open_session(ctx, llama, "cpu:threads=1", 0, 256, 16, 1, NULL);
     int32_t ids[64];
     const float *l;
     for (int i = 0; i < 64; i++)
@@ -177,7 +150,7 @@ static void cancelling(void **state)
     assert_int_equal(lt_session_length(r.s), 0);
     assert_int_equal(lt_session_eval(r.s, ids, 64, &l, &r.err), LT_OK);
     assert_int_equal(lt_session_check(r.s, &r.err), LT_OK);
-    close_rig(&r);
+    close_session(&r);
 }
 
 /* One weight's scale is NaN: the answer is no text, it is the name of the op that broke. */
@@ -196,7 +169,7 @@ static void what_is_not_finite_is_named(void **state)
     static const uint8_t nan16[2] = {0x00, 0x7e};
     assert_int_equal(fwrite(nan16, 1, 2, file), 2);
     fclose(file);
-    rig r = open_rig(path, "sim:vram=64M", 0, 256, 16, 1);
+    session_rig r = open_session(ctx, path, "sim:vram=64M", 0, 256, 16, 1, NULL);
     const float *l;
     int32_t ids[20];
     for (int i = 0; i < 20; i++)
@@ -204,7 +177,7 @@ static void what_is_not_finite_is_named(void **state)
     assert_int_equal(lt_session_eval(r.s, ids, 20, &l, &r.err), LT_E_FORMAT);
     assert_non_null(strstr(r.err.text, "blk.1.ffn_up"));
     assert_null(l);
-    close_rig(&r);
+    close_session(&r);
     unlink(path);
 }
 
@@ -228,7 +201,7 @@ static void kv_types(void **state)
     uint64_t hash[3];
     static const lt_dtype type[3] = {LT_DTYPE_F32, LT_DTYPE_F16, LT_DTYPE_Q8_0};
     for (int k = 0; k < 3; k++) {
-        rig r = {0};
+        session_rig r = {0};
         lt_profile prof = test_profile();
         lt_plan_desc d = lt_plan_desc_default();
         d.ctx = 256;
@@ -241,7 +214,7 @@ static void kv_types(void **state)
         outcome o = {.logits_hash = 1};
         assert_int_equal(run_session(&j, r.s, lt_model_get_info(r.m)->vocab, &o), LT_OK);
         hash[k] = o.logits_hash;
-        close_rig(&r);
+        close_session(&r);
     }
     assert_true(hash[0] != hash[1] && hash[1] != hash[2]);
 }
