@@ -131,6 +131,7 @@ typedef struct lt_cuda_function {
 
 typedef struct lt_cuda_family {
     const char        *name;
+    bool               waits; /* families.def */
     const lt_cuda_row *rows;
     const size_t      *n_rows;
 } lt_cuda_family;

@@ -8,10 +8,10 @@
 #include <string.h>
 
 const lt_cuda_family lt__cuda_families[] = {
-#define LT_CUDA_FAMILY(name) {#name, lt__cuda_rows_##name, &lt__cuda_rows_##name##_n},
+#define LT_CUDA_FAMILY(name, waits) {#name, waits, lt__cuda_rows_##name, &lt__cuda_rows_##name##_n},
 #include "backend/cuda/families.def"
 #undef LT_CUDA_FAMILY
-    {NULL, NULL, NULL},
+    {NULL, false, NULL, NULL},
 };
 
 _Static_assert(sizeof lt__cuda_families / sizeof *lt__cuda_families - 1 <= LT_CUDA_FAMILIES, "too many families");
@@ -229,16 +229,6 @@ static lt_status allow_shared(lt_cuda_device *d, lt_cuda_function *fn, uint32_t 
     return LT_OK;
 }
 
-/* Kernels that call lt_begin before all else, so that they may be launched while the one before still runs. */
-static bool begins_with_wait(const char *family)
-{
-    static const char *const all[] = {"rows", "fused", "linear", "attention"};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        if (!strcmp(all[i], family))
-            return true;
-    return false;
-}
-
 static lt_curesult launch_early(lt_cuda_device *d, CUfunction function, lt_cuda_dim grid, lt_cuda_dim block, uint32_t shared_bytes,
                                 CUstream stream, void **params)
 {
@@ -265,7 +255,7 @@ lt_status lt__cuda_launch(lt_cuda_device *d, const char *family, const char *ker
         return s;
     bool capture = stream == atomic_load_explicit(&d->lists.stream, memory_order_relaxed); /* under the lists' lock */
     lt_curesult r = lt__cuda_fault(d, LT_CUDA_FAULT_launch) ? LT_CU_LAUNCH_FAILED
-                    : capture && d->lists.early && begins_with_wait(family)
+                    : capture && d->lists.early && lt__cuda_families[f].waits
                         ? launch_early(d, function, grid, block, shared_bytes, stream, params)
                         : d->cu.launch(function, grid.x, grid.y, grid.z, block.x, block.y, block.z, shared_bytes, stream,
                                        params, NULL);

@@ -36,7 +36,7 @@ typedef struct lt_cuda_row {
     uint64_t (*scratch)(const lt_cuda_device *dev, const lt_op_args *args);
 } lt_cuda_row;
 
-#define LT_CUDA_FAMILY(name)                                                                                           \
+#define LT_CUDA_FAMILY(name, waits)                                                                                     \
     extern const lt_cuda_row lt__cuda_rows_##name[];                                                                   \
     extern const size_t lt__cuda_rows_##name##_n;
 #include "backend/cuda/families.def"
