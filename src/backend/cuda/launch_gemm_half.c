@@ -64,15 +64,15 @@ static lt_status launch_way(lt_cuda_device *dev, CUstream stream, const lt_op_ar
 /* Tiles of one kind give the same bits, so the number of tokens may choose; a card of little shared memory has the narrow one only. */
 static lt_status launch_mma(lt_cuda_device *dev, CUstream stream, const lt_op_args *args, bool halved, lt_err *err)
 {
-    const way wide = {"gemm_half", "gemm", 128, 256, 4, halved}, narrow = {"gemm_half", "gemm", 32, 64, 4, halved};
-    uint32_t bytes = STAGE * (uint32_t)(ROWS + 128 * (brain(args) ? 2 : 1)) * 4 + 1024;
+    const way wide = {"gemm_half", "gemm", 128, 256, LT_GEMM_MMA_STAGES, halved}, narrow = {"gemm_half", "gemm", 32, 64, LT_GEMM_MMA_STAGES, halved};
+    uint32_t bytes = STAGE * (uint32_t)(ROWS + 128 * (brain(args) ? 2 : 1)) * LT_GEMM_MMA_STAGES + 1024;
     bool fits = bytes <= lt__cuda_device_props(dev)->shared_optin_bytes;
     return launch_way(dev, stream, args, args->src[0].dim[0] > 32 && fits ? &wide : &narrow, err);
 }
 
 static lt_status launch_wgmma(lt_cuda_device *dev, CUstream stream, const lt_op_args *args, bool halved, lt_err *err)
 {
-    const uint32_t stages = brain(args) ? 4 : 6; /* as in kernels/gemm_sm90a.cu */
+    const uint32_t stages = brain(args) ? LT_GEMM_WG_BF16_STAGES : LT_GEMM_WG_F16_STAGES;
     const way wide = {"gemm_sm90a", "gemm_wg", 128, 256, stages, halved}, narrow = {"gemm_sm90a", "gemm_wg", 64, 256, stages, halved};
     return launch_way(dev, stream, args, args->src[0].dim[0] > 64 ? &wide : &narrow, err);
 }

@@ -56,13 +56,14 @@ typedef struct lt_cuda_linear {
 #define LT_CUDA_WIDE_X(cols) (((cols) + 255) / 256 * 1024)
 
 /* Rows of a weight, or of Q8A activations, as stages of the int8 product: kernels/gemm_int8.cu. */
-#define LT_GEMM_ROWS 64 /* of a weight's tile */
+#define LT_GEMM_ROWS 64   /* of a weight's tile */
+#define LT_GEMM_TOKENS 64 /* of a tile of activations */
 #define LT_GEMM_DEPTH 4 /* blocks of 32 columns a stage */
 #define LT_GEMM_PACKERS 256 /* threads a block that packs */
 typedef struct lt_cuda_pack {
     uint64_t src, image;
     int64_t  src_stride;
-    int32_t  rows, cols, stages, tile /* rows a tile, of activations */;
+    int32_t  rows, cols, stages, pad;
 } lt_cuda_pack;
 typedef struct lt_cuda_pack2 {
     lt_cuda_pack weight, tokens;
@@ -74,6 +75,11 @@ typedef struct lt_cuda_gemm8 {
     int64_t  y_stride;
     int32_t  rows, cols, tiles, tokens, stages, pad;
 } lt_cuda_gemm8;
+
+/* Tiles on their way to shared memory, of halves. */
+#define LT_GEMM_MMA_STAGES 4
+#define LT_GEMM_WG_F16_STAGES 6
+#define LT_GEMM_WG_BF16_STAGES 4
 
 /* The same by tensor cores from halves: x is scratch, [tokens][cols] f16 (or bf16: the upper halves, then the lower
  * ones at x_low), with a power of two each row was divided by at scale. */

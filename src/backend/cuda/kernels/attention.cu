@@ -44,12 +44,7 @@ LT_DEV float dot(const lt_cuda_kv &kv, const float *q, const uint8_t *row)
                 if (j + i < dim)
                     acc[i] = lt_fma(q[j + i], kv_element(kv, row, j + i), acc[i]);
     }
-#pragma unroll
-    for (int s = 4; s > 0; s /= 2)
-#pragma unroll
-        for (int i = 0; i < s; i++)
-            acc[i] = lt_add(acc[i], acc[i + s]);
-    return acc[0];
+    return lt_tree_8(acc);
 }
 
 LT_DEV float block_max(float x, float *sh)
@@ -226,7 +221,7 @@ LT_DEV void fetch(uint8_t *to, int pitch, const uint8_t *from, int len, int firs
         const int row = n / chunks;
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at + row * pitch + (n - row * chunks) * 16), "l"(from + 16 * n));
     }
-    asm volatile("cp.async.commit_group;");
+    lt_copy_commit();
 }
 
 /* s[h] = S(8; q of head h, the row of keys) * scale. */
@@ -256,14 +251,8 @@ template <int H> LT_DEV void dots(const float *q, const uint8_t *row, int dim, f
         }
     }
 #pragma unroll
-    for (int h = 0; h < H; h++) {
-#pragma unroll
-        for (int z = 4; z > 0; z /= 2)
-#pragma unroll
-            for (int n = 0; n < z; n++)
-                acc[h][n] = lt_add(acc[h][n], acc[h][n + z]);
-        s[h] = lt_mul(acc[h][0], scale);
-    }
+    for (int h = 0; h < H; h++)
+        s[h] = lt_mul(lt_tree_8(acc[h]), scale);
 }
 
 /* Pairs of outputs of this thread: fma(p, v) from +0, positions ascending. */
@@ -315,9 +304,9 @@ LT_DEV void attend_f16(const lt_cuda_attention &a, const uint8_t *k, uint8_t *ti
     if (LT_ATTENTION_V(dim))
         fetch(tv, len, v, len, first, last);
     if (LT_ATTENTION_V(dim))
-        asm volatile("cp.async.wait_group 1;");
+        lt_copy_wait<1>();
     else
-        asm volatile("cp.async.wait_group 0;");
+        lt_copy_wait<0>();
     __syncthreads();
     const bool seen = i >= first && i <= last;
     float s[H];
@@ -349,7 +338,7 @@ LT_DEV void attend_f16(const lt_cuda_attention &a, const uint8_t *k, uint8_t *ti
         if (i == 0)
             sh[h] = m[h];
     }
-    asm volatile("cp.async.wait_group 0;");
+    lt_copy_wait<0>();
     __syncthreads();
     const int head = THREADS / 32 - 1 - i / 32; /* from the last warp on: with few heads the first have the values */
     if (head < H) { /* eight accumulators by position mod 8; what is not seen adds +0, which changes none */

@@ -70,6 +70,32 @@ template <int width> LT_DEV float lt_tree(float a)
     return a;
 }
 
+/* The same tree over eight accumulators of one thread. */
+LT_DEV float lt_tree_8(float (&a)[8])
+{
+#pragma unroll
+    for (int s = 4; s > 0; s /= 2)
+#pragma unroll
+        for (int i = 0; i < s; i++)
+            a[i] = lt_add(a[i], a[i + s]);
+    return a[0];
+}
+
+/* Groups of asynchronous copies to shared memory; before sm_80 copies are there at once. */
+LT_DEV void lt_copy_commit(void)
+{
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+/* All but the last n committed groups of this thread are there. */
+template <int n> LT_DEV void lt_copy_wait(void)
+{
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_group %0;" ::"n"(n) : "memory");
+#endif
+}
+
 /* The same tree over the 256 threads of a block; every thread gets the sum. sh holds 256 floats. */
 LT_DEV float lt_tree_block(float a, float *sh)
 {

@@ -4,29 +4,9 @@
  * Rows in shared memory are 16 bytes longer than they need: ldmatrix then meets no bank twice. */
 #include "flash.cuh"
 #include "flash_shape.h"
+#include "mma.cuh"
 
 #if __CUDA_ARCH__ >= 800
-LT_DEV void ldmatrix(uint32_t (&r)[4], uint32_t at)
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(at));
-}
-
-LT_DEV void ldmatrix_trans(uint32_t (&r)[4], uint32_t at)
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(at));
-}
-
-LT_DEV void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
-{
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
 template <int D, int BN, int MT, int WARPS, bool QREG> struct shape {
     static constexpr int BM = 16 * MT * WARPS, THREADS = 32 * WARPS, PITCH = 2 * D + 16;
     static constexpr int HALF = LT_FLASH_HALF(D, BN), Q_AT = QREG ? 0 : 4 * HALF; /* K or V of a tile; two tiles of both */
@@ -46,8 +26,8 @@ template <class S, int D, int BN> LT_DEV void load_tile(const lt_cuda_attention 
             break;
         const bool there = page && base + row >= sp.first && base + row <= sp.last;
         const uint8_t *from = there ? k + 16 * n : (const uint8_t *)a.cache;
-        flash_copy16(to + row * S::PITCH + 16 * c, from, there);
-        flash_copy16(to + S::HALF + row * S::PITCH + 16 * c, there ? from + v : from, there);
+        lt_async16(to + row * S::PITCH + 16 * c, from, there ? 16 : 0);
+        lt_async16(to + S::HALF + row * S::PITCH + 16 * c, there ? from + v : from, there ? 16 : 0);
     }
 }
 
@@ -68,15 +48,15 @@ LT_DEV void score(float (&s)[MT][BN / 8][4], const uint32_t (&qr)[QREG ? MT : 1]
                 for (int x = 0; x < 4; x++)
                     q[t][x] = qr[t][k][x];
             else
-                ldmatrix(q[t], q_at + t * 16 * S::PITCH + 32 * k);
+                lt_ldmatrix4(q[t], q_at + t * 16 * S::PITCH + 32 * k);
 #pragma unroll
         for (int i = 0; i < NT; i += 2) {
             uint32_t b[4];
-            ldmatrix(b, kf + i * 8 * S::PITCH + 32 * k);
+            lt_ldmatrix4(b, kf + i * 8 * S::PITCH + 32 * k);
 #pragma unroll
             for (int t = 0; t < MT; t++) {
-                mma(s[t][i], q[t], b[0], b[1]);
-                mma(s[t][i + 1], q[t], b[2], b[3]);
+                lt_mma_f16(s[t][i], q[t], b[0], b[1]);
+                lt_mma_f16(s[t][i + 1], q[t], b[2], b[3]);
             }
         }
     }
@@ -99,11 +79,11 @@ template <class S, int D, int BN, int MT> LT_DEV void weigh(float (&o)[MT][D / 8
 #pragma unroll
         for (int i = 0; i < OT; i += 2) {
             uint32_t b[4];
-            ldmatrix_trans(b, vf + k * 16 * S::PITCH + 16 * i);
+            lt_ldmatrix4_trans(b, vf + k * 16 * S::PITCH + 16 * i);
 #pragma unroll
             for (int t = 0; t < MT; t++) {
-                mma(o[t][i], p[t], b[0], b[1]);
-                mma(o[t][i + 1], p[t], b[2], b[3]);
+                lt_mma_f16(o[t][i], p[t], b[0], b[1]);
+                lt_mma_f16(o[t][i + 1], p[t], b[2], b[3]);
             }
         }
     }
@@ -140,7 +120,7 @@ template <int D, int BN, int MT, int WARPS, bool QREG> LT_DEV void flash_mma(con
         for (int t = 0; t < MT; t++)
 #pragma unroll
             for (int k = 0; k < KD; k++)
-                ldmatrix(qr[t][k], q_at + t * 16 * S::PITCH + 32 * k);
+                lt_ldmatrix4(qr[t][k], q_at + t * 16 * S::PITCH + 32 * k);
         __syncthreads();
     }
     float o[MT][OT][4];
@@ -171,11 +151,11 @@ template <int D, int BN, int MT, int WARPS, bool QREG> LT_DEV void flash_mma(con
             }
             load_tile<S, D, BN>(a, base_at + stage * 2 * S::HALF, page, tile * BN, sp);
         }
-        flash_commit();
+        lt_copy_commit();
     };
     fetch(begin, 0);
     for (int tile = begin, stage = 0; tile <= end; tile++, stage ^= 1) {
-        flash_wait<0>();
+        lt_copy_wait<0>();
         __syncthreads();
         fetch(tile + 1, stage ^ 1);
         const uint32_t k_at = base_at + stage * 2 * S::HALF;
@@ -204,7 +184,7 @@ template <int D, int BN, int MT, int WARPS, bool QREG> LT_DEV void flash_mma(con
         }
         weigh<S, D, BN, MT>(o, s, k_at + S::HALF);
     }
-    flash_wait<0>();
+    lt_copy_wait<0>();
 #pragma unroll
     for (int t = 0; t < MT; t++) {
         flash_total(r[t]);

@@ -188,14 +188,6 @@ template <int OT> LT_DEV void flash_store(const lt_cuda_attention &a, const floa
     }
 }
 
-/* 16 bytes of global memory to shared, or 16 zero bytes. */
-LT_DEV void flash_copy16(uint32_t to, const void *from, bool there)
-{
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0));
-}
-LT_DEV void flash_commit() { asm volatile("cp.async.commit_group;"); }
-template <int n> LT_DEV void flash_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(n)); }
-
 /* First byte of the K rows of one kv head in the page of a position; NULL, reported, when the page is none. */
 LT_DEV const uint8_t *flash_page(const lt_cuda_attention &a, int pos, int kv_head)
 {

@@ -8,6 +8,7 @@
  * one channel over all, and rounded to int8 with a scale a row. sage_keys does it once a launch, into scratch. */
 #include "flash.cuh"
 #include "flash_shape.h"
+#include "mma.cuh"
 #include "wgmma.cuh"
 
 template <int D, int BN, int GROUPS, int STAGES, bool SAGE> struct shape {
@@ -28,7 +29,7 @@ template <int D, int BN> LT_DEV void feed_part(const lt_cuda_attention &a, uint3
     for (int i = 0; i < BN * CHUNKS / 128; i++) {
         const int n = i * 128 + tid, row = n / CHUNKS, c = n % CHUNKS;
         const bool there = rows && base + row >= sp.first && base + row <= sp.last;
-        flash_copy16(to + wg_at<BN>(row, c), there ? rows + 16 * n : (const uint8_t *)a.cache, there);
+        lt_async16(to + wg_at<BN>(row, c), there ? rows + 16 * n : (const uint8_t *)a.cache, there ? 16 : 0);
     }
 }
 
@@ -78,8 +79,8 @@ LT_DEV void feed(const lt_cuda_attention &a, const lt_cuda_flash_maps &maps, uin
         const uint8_t *rows = page < 0 ? NULL : lt_at<const uint8_t>(a.cache, (int64_t)((uint64_t)page * a.kv.page_bytes +
                 (value ? a.kv.v_offset : a.kv.k_offset) + ((uint64_t)kv_head * LT_PAGE + base % LT_PAGE) * a.kv.row_bytes));
         feed_part<D, BN>(a, to, rows, base, sp);
-        flash_commit();
-        flash_wait<0>();
+        lt_copy_commit();
+        lt_copy_wait<0>();
         wg_proxy();
         named_sync(15, 128);
         if (lead)

@@ -6,7 +6,7 @@
  * whatever the tile, so that the number of rows in the batch changes no bit. */
 #include "gemm_half.cuh"
 
-#define STAGES 4
+#define STAGES LT_GEMM_MMA_STAGES
 
 #if LT_HAS_MMA
 /* 128 rows of the weight by 32*wn tokens; 2 x wn warps of 64 x 32. */
@@ -26,11 +26,11 @@ template <bool brain, int wn> LT_DEV void gemm_half(const lt_cuda_gemm &a)
             if (brain)
                 lt_fetch_tile<tokens, threads>(base + s * bytes + of_w + of_x, a.x_low, a.x_stride, t0, a.tokens, s * LT_DEEP, a.cols);
         }
-        lt_async_commit();
+        lt_copy_commit();
     }
 #pragma unroll 1
     for (int k = 0; k < n; k++) {
-        lt_async_wait<STAGES - 2>();
+        lt_copy_wait<STAGES - 2>();
         __syncthreads();
         const int next = k + STAGES - 1;
         if (next < n) {
@@ -40,7 +40,7 @@ template <bool brain, int wn> LT_DEV void gemm_half(const lt_cuda_gemm &a)
             if (brain)
                 lt_fetch_tile<tokens, threads>(to + of_w + of_x, a.x_low, a.x_stride, t0, a.tokens, next * LT_DEEP, a.cols);
         }
-        lt_async_commit();
+        lt_copy_commit();
         const uint32_t w = base + k % STAGES * bytes, x = w + of_w;
 #pragma unroll
         for (int s = 0; s < LT_DEEP / 16; s++) {

@@ -4,7 +4,7 @@
  * exact in any order. The eight accumulators are walked one after the other (blocks j, j + 8, ... of a row), in
  * the order 0 4 2 6 1 5 3 7, so that the halving tree needs three partial results beside the one at work.
  *
- * gemm_pack_* writes both operands in that order first: a stage is four blocks of 64 rows (or of 64 or 32
+ * gemm_pack_* writes both operands in that order first: a stage is four blocks of 64 rows (or of 64
  * tokens), the int8 as shared memory wants them and the f32 factors behind, copied by the product as they lie. So
  * every dtype is one of four kinds in the product, and a weight is taken apart once, not once a tile of tokens.
  *
@@ -15,6 +15,7 @@
 
 #define DEPTH LT_GEMM_DEPTH
 #define ROWS LT_GEMM_ROWS
+#define TOKENS LT_GEMM_TOKENS
 #define PACKERS LT_GEMM_PACKERS
 #define MAGIC 0x4b400000
 #define MAGIC_F 12582912.0f
@@ -111,15 +112,15 @@ template <int dt> LT_DEV void pack_weight(const lt_cuda_pack &a, int part)
     }
 }
 
-/* A thread a block of a Q8A row, in tiles of a.tile tokens. */
+/* A thread a block of a Q8A row. */
 LT_DEV void pack_tokens(const lt_cuda_pack &a, int64_t unit, int sign, bool halves)
 {
     const int per_row = 8 * lt_room(a.cols / 32), t = (int)(unit / per_row), slot = (int)(unit % per_row), blocks = a.cols / 32;
     const int j = slot % 8, k = slot / 8, n = lt_count(blocks, j), first = lt_stages_before(blocks, lt_accumulator(j));
     if (k >= (n + DEPTH - 1) / DEPTH * DEPTH)
         return;
-    const int bytes = a.tile * (128 + 4 * DEPTH * (halves ? 3 : sign ? 2 : 1)), i = k % DEPTH, r = t % a.tile, b = j + 8 * k;
-    uint8_t *stage = lt_at<uint8_t>(a.image, ((int64_t)(t / a.tile) * a.stages + first + k / DEPTH) * bytes);
+    const int bytes = TOKENS * (128 + 4 * DEPTH * (halves ? 3 : sign ? 2 : 1)), i = k % DEPTH, r = t % TOKENS, b = j + 8 * k;
+    uint8_t *stage = lt_at<uint8_t>(a.image, ((int64_t)(t / TOKENS) * a.stages + first + k / DEPTH) * bytes);
     uint4 v[2] = {{0, 0, 0, 0}, {0, 0, 0, 0}};
     float d = 0;
     int s0 = 0, s1 = 0;
@@ -136,12 +137,12 @@ LT_DEV void pack_tokens(const lt_cuda_pack &a, int64_t unit, int sign, bool halv
     }
     *(uint4 *)(stage + lt_piece(r, i, 0)) = v[0];
     *(uint4 *)(stage + lt_piece(r, i, 1)) = v[1];
-    put_float(stage, lt_token_factor(a.tile, 0, i, r), d);
+    put_float(stage, lt_token_factor(TOKENS, 0, i, r), d);
     if (halves) {
-        put_float(stage, lt_token_factor(a.tile, 1, i, r), (float)s0);
-        put_float(stage, lt_token_factor(a.tile, 2, i, r), (float)s1);
+        put_float(stage, lt_token_factor(TOKENS, 1, i, r), (float)s0);
+        put_float(stage, lt_token_factor(TOKENS, 2, i, r), (float)s1);
     } else if (sign) {
-        put_float(stage, lt_token_factor(a.tile, 1, i, r), (float)(sign * (s0 + s1)));
+        put_float(stage, lt_token_factor(TOKENS, 1, i, r), (float)(sign * (s0 + s1)));
     }
 }
 
@@ -159,7 +160,7 @@ template <int dt> LT_DEV void pack(const lt_cuda_pack2 &a)
 #if LT_HAS_MMA
 /* One block of 32 columns of a warp's 32 rows by 32 tokens. w, x: stages; row, token: of the warp; wa, xa: addresses of the
  * lane's pieces of block 0, from which those of block i differ in bits 5 and 6, and those 16 rows on by 2,048. */
-template <bool halves, bool mins, int tile>
+template <bool halves, bool mins>
 LT_DEV void add_block(const uint8_t *w, const uint8_t *x, uint32_t wa, uint32_t xa, int i, int row, int token, float (&acc)[2][4][4])
 {
     typedef lt_kind<halves, mins> K;
@@ -176,7 +177,7 @@ LT_DEV void add_block(const uint8_t *w, const uint8_t *x, uint32_t wa, uint32_t 
         *(float4 *)wf[f] = *(const float4 *)(w + lt_row_factor(ROWS, f, i, row + lane / 4));
 #pragma unroll
     for (int f = 0; f < K::of_token; f++) {
-        const float4 *p = (const float4 *)(x + lt_token_factor(tile, f, i, token + 2 * (lane % 4)));
+        const float4 *p = (const float4 *)(x + lt_token_factor(TOKENS, f, i, token + 2 * (lane % 4)));
         *(float4 *)&xf[f][0] = p[0];
         *(float4 *)&xf[f][4] = p[1];
     }
@@ -217,11 +218,11 @@ template <int bytes, int threads> LT_DEV void copy_stage(uint32_t to, uint64_t f
     }
 }
 
-/* 64 rows by `tile` tokens, 2 x tile/32 warps of 32 x 32. */
-template <bool halves, bool mins, int tile> LT_DEV void gemm_int8(const lt_cuda_gemm8 &a)
+/* 64 rows by 64 tokens, four warps of 32 x 32. */
+template <bool halves, bool mins> LT_DEV void gemm_int8(const lt_cuda_gemm8 &a)
 {
     typedef lt_kind<halves, mins> K;
-    enum { of_w = ROWS * (128 + 4 * DEPTH * K::of_row), of_x = tile * (128 + 4 * DEPTH * K::of_token), bytes = of_w + of_x, threads = 2 * tile, unroll = halves ? 2 : 1 };
+    enum { of_w = ROWS * (128 + 4 * DEPTH * K::of_row), of_x = TOKENS * (128 + 4 * DEPTH * K::of_token), bytes = of_w + of_x, threads = 2 * TOKENS, unroll = halves ? 2 : 1 };
     extern __shared__ __align__(128) uint8_t shared[];
     const uint32_t base = lt_shared(shared);
     const int blocks = a.cols / 32, warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
@@ -232,7 +233,7 @@ template <bool halves, bool mins, int tile> LT_DEV void gemm_int8(const lt_cuda_
     int depth = 0, at = 0, slot = 0;
     copy_stage<of_w, threads>(base, w);
     copy_stage<of_x, threads>(base + of_w, x);
-    lt_async_commit();
+    lt_copy_commit();
 #pragma unroll 1
     for (int step = 0; step < 8; step++) {
 #pragma unroll
@@ -240,23 +241,23 @@ template <bool halves, bool mins, int tile> LT_DEV void gemm_int8(const lt_cuda_
             acc[k / 16][k / 4 % 4][k % 4] = 0;
 #pragma unroll 1
         for (int left = lt_count(blocks, lt_accumulator(step)); left > 0; left -= DEPTH) {
-            lt_async_wait<0>();
+            lt_copy_wait<0>();
             __syncthreads(); /* the stage is there, and the other one is done with */
             if (at + 1 < a.stages) {
                 copy_stage<of_w, threads>(base + (slot ^ 1) * bytes, w + (uint64_t)(at + 1) * of_w);
                 copy_stage<of_x, threads>(base + (slot ^ 1) * bytes + of_w, x + (uint64_t)(at + 1) * of_x);
-                lt_async_commit();
+                lt_copy_commit();
             }
             const uint8_t *here = shared + slot * bytes;
             const uint32_t wa = base + slot * bytes + w_piece, xa = base + slot * bytes + of_w + x_piece;
             if (left >= DEPTH) {
 #pragma unroll unroll
                 for (int i = 0; i < DEPTH; i++)
-                    add_block<halves, mins, tile>(here, here + of_w, wa, xa, i, row, token, acc);
+                    add_block<halves, mins>(here, here + of_w, wa, xa, i, row, token, acc);
             } else {
 #pragma unroll 1
                 for (int i = 0; i < left; i++)
-                    add_block<halves, mins, tile>(here, here + of_w, wa, xa, i, row, token, acc);
+                    add_block<halves, mins>(here, here + of_w, wa, xa, i, row, token, acc);
             }
             at++;
             slot ^= 1;
@@ -279,13 +280,13 @@ template <bool halves, bool mins, int tile> LT_DEV void gemm_int8(const lt_cuda_
 #pragma unroll
     for (int k = 0; k < 32; k++) {
         const int r = row_tile * ROWS + row + 16 * (k / 16) + 8 * (k / 2 % 2) + lane / 4;
-        const int t = token_tile * tile + token + 8 * (k / 4 % 4) + 2 * (lane % 4) + k % 2;
+        const int t = token_tile * TOKENS + token + 8 * (k / 4 % 4) + 2 * (lane % 4) + k % 2;
         if (r < a.rows && t < a.tokens)
             *lt_at<float>(a.y, t * a.y_stride + 4 * (int64_t)r) = acc[k / 16][k / 4 % 4][k % 4];
     }
 }
 #else
-template <bool halves, bool mins, int tile> LT_DEV void gemm_int8(const lt_cuda_gemm8 &) {}
+template <bool halves, bool mins> LT_DEV void gemm_int8(const lt_cuda_gemm8 &) {}
 #endif
 
 #define PACK(name) \
@@ -293,8 +294,7 @@ template <bool halves, bool mins, int tile> LT_DEV void gemm_int8(const lt_cuda_
 PACK(Q4_0) PACK(Q4_1) PACK(Q5_0) PACK(Q5_1) PACK(Q8_0) PACK(Q2_K) PACK(Q3_K) PACK(Q4_K) PACK(Q5_K) PACK(Q6_K)
 PACK(IQ4_NL) PACK(IQ4_XS) PACK(MXFP4)
 
-/* Blocks a multiprocessor: what 65,536 registers hold without spills in the loop; measured against fewer, wider ones. */
-#define GEMM(name, halves, mins)                                                                                                                      \
-    extern "C" __global__ void __launch_bounds__(128, halves ? 4 : 5) gemm_##name##_64(lt_cuda_gemm8 a) { gemm_int8<halves, mins, 64>(a); }            \
-    extern "C" __global__ void __launch_bounds__(64, 8) gemm_##name##_32(lt_cuda_gemm8 a) { gemm_int8<halves, mins, 32>(a); }
+/* Blocks a multiprocessor: what 65,536 registers hold without spills in the loop. */
+#define GEMM(name, halves, mins) \
+    extern "C" __global__ void __launch_bounds__(2 * TOKENS, halves ? 4 : 5) gemm_##name(lt_cuda_gemm8 a) { gemm_int8<halves, mins>(a); }
 GEMM(plain, false, false) GEMM(mins, false, true) GEMM(halves, true, false) GEMM(halves_mins, true, true)

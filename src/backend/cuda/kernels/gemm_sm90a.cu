@@ -56,11 +56,11 @@ template <bool brain, int tokens, int stages> LT_DEV void gemm_wg(const lt_cuda_
     for (int s = 0; s < stages - 2; s++) {
         if (s < n)
             fetch_tiles<brain, tokens>(a, base + s * bytes, r0, t0, s);
-        lt_async_commit();
+        lt_copy_commit();
     }
 #pragma unroll 1
     for (int k = 0; k < n; k++) {
-        lt_async_wait<stages - 3>();
+        lt_copy_wait<stages - 3>();
         wg_proxy();
         __syncthreads();
         const uint32_t w = base + k % stages * bytes, x = w + of_w;
@@ -74,7 +74,7 @@ template <bool brain, int tokens, int stages> LT_DEV void gemm_wg(const lt_cuda_
         const int next = k + stages - 2;
         if (next < n)
             fetch_tiles<brain, tokens>(a, base + next % stages * bytes, r0, t0, next);
-        lt_async_commit();
+        lt_copy_commit();
         wg_wait<1>();
     }
     wg_wait<0>();
@@ -89,4 +89,4 @@ template <bool brain, int tokens, int stages> LT_DEV void gemm_wg(const lt_cuda_
 #define GEMM(name, brain, stages)                                                                                                              \
     extern "C" __global__ void __launch_bounds__(256, 1) gemm_wg_##name##_128(lt_cuda_gemm a) { gemm_wg<brain, 128, stages>(a); }           \
     extern "C" __global__ void __launch_bounds__(256, 1) gemm_wg_##name##_64(lt_cuda_gemm a) { gemm_wg<brain, 64, stages>(a); }
-GEMM(F16, false, 6) GEMM(BF16, true, 4)
+GEMM(F16, false, LT_GEMM_WG_F16_STAGES) GEMM(BF16, true, LT_GEMM_WG_BF16_STAGES)

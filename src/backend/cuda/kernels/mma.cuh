@@ -22,6 +22,13 @@ LT_DEV void lt_ldmatrix4(uint32_t (&r)[4], uint32_t addr)
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(addr) : "memory");
 }
 
+/* The same, each matrix transposed. */
+LT_DEV void lt_ldmatrix4_trans(uint32_t (&r)[4], uint32_t addr)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(addr) : "memory");
+}
+
 /* d = c + a[16 x 32 int8] . b[32 x 8 int8], every element of c being `c`. */
 LT_DEV void lt_mma_s8(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, int c)
 {
@@ -55,12 +62,6 @@ LT_DEV void lt_async16(uint32_t dst, const void *src, int bytes)
 {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(bytes) : "memory");
 }
-LT_DEV void lt_async8(uint32_t dst, const void *src)
-{
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(dst), "l"(src) : "memory");
-}
-LT_DEV void lt_async_commit(void) { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int n> LT_DEV void lt_async_wait(void) { asm volatile("cp.async.wait_group %0;" ::"n"(n) : "memory"); }
 #endif
 
 #endif

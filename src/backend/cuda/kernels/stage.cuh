@@ -15,21 +15,6 @@ LT_DEV void lt_copy16(void *shared, const void *global)
 #endif
 }
 
-LT_DEV void lt_copy_commit(void)
-{
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
-}
-
-/* All but the last n committed groups of this thread are there. */
-template <int n> LT_DEV void lt_copy_wait(void)
-{
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.wait_group %0;" ::"n"(n) : "memory");
-#endif
-}
-
 /* Bytes read once: not kept in L1, fetched in large pieces. */
 LT_DEV uint4 lt_load_once(const void *p)
 {

@@ -19,21 +19,6 @@ LT_DEV void copy16(void *shared, const void *global)
 #endif
 }
 
-LT_DEV void end_group()
-{
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
-}
-
-/* Of this thread, all groups but the latest `but`. */
-template <int but> LT_DEV void groups_done()
-{
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.wait_group %0;" ::"n"(but) : "memory");
-#endif
-}
-
 /* Rows first .. end of K or V, of `chunks` 16 bytes each. */
 LT_DEV void copy_rows(uint8_t *to, const uint8_t *from, int first, int end, int chunks)
 {
@@ -61,12 +46,7 @@ LT_DEV float dot(const float *q, const uint8_t *k, int dim)
         acc[6] = lt_fma(b.z, lt_half(v.w & 0xffff), acc[6]);
         acc[7] = lt_fma(b.w, lt_half(v.w >> 16), acc[7]);
     }
-#pragma unroll
-    for (int s = 4; s > 0; s /= 2)
-#pragma unroll
-        for (int i = 0; i < s; i++)
-            acc[i] = lt_add(acc[i], acc[i + s]);
-    return acc[0];
+    return lt_tree_8(acc);
 }
 
 /* The first position this query sees; -1, reported, when the table does not hold what it sees. */
@@ -107,9 +87,9 @@ extern "C" __global__ void __launch_bounds__(256) attend_token(lt_cuda_token b)
     const uint8_t *v = k - a.kv.k_offset + a.kv.v_offset;
     const bool own = base + last == pos; /* the token's own row is on this page */
     copy_rows(sk, k, first, own ? last : last + 1, chunks);
-    end_group();
+    lt_copy_commit();
     copy_rows(sv, v, first, own ? last : last + 1, chunks);
-    end_group();
+    lt_copy_commit();
     lt_begin();
     const float *y = turned(h, 0, lt_at<const float>(h.q, head * h.q_head), head, 0, turn, sh);
     for (int j = i; j < dim; j += 256)
@@ -126,7 +106,7 @@ extern "C" __global__ void __launch_bounds__(256) attend_token(lt_cuda_token b)
                 cache[j] = row[j];
         }
     }
-    groups_done<1>();
+    lt_copy_wait<1>();
     __syncthreads();
     const bool seen = i >= first && i <= last;
     const float s = seen ? lt_mul(dot(q, sk + i * stride, dim), a.scale) : __int_as_float(0xff800000);
@@ -142,7 +122,7 @@ extern "C" __global__ void __launch_bounds__(256) attend_token(lt_cuda_token b)
     for (int w = 1; w < 256 / 32; w++)
         m = fmaxf(m, sh[w]);
     p[i] = seen ? lt_exp(lt_sub(s, m)) : 0.0f;
-    groups_done<0>();
+    lt_copy_wait<0>();
     __syncthreads();
     float *out = partial(a, 0, head, part);
     if (page < 0) { /* reported; the output is not looked at any more */

@@ -122,16 +122,6 @@ template <int N> LT_DEV void wg_weighted(float (&d)[N / 8][4], const uint32_t (&
 
 LT_DEV void bar_init(uint32_t bar, int count) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory"); }
 LT_DEV void bar_arrive(uint32_t bar) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory"); }
-/* Without waiting: try_wait below may sleep before it says no. */
-LT_DEV bool bar_test(uint32_t bar, int phase)
-{
-    uint32_t done;
-    asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-                 : "=r"(done)
-                 : "r"(bar), "r"(phase)
-                 : "memory");
-    return done;
-}
 LT_DEV bool bar_try(uint32_t bar, int phase)
 {
     uint32_t done;

@@ -13,12 +13,7 @@ LT_DEV float lt_tree_256(float (&acc)[8])
 #pragma unroll
         for (int i = 0; i < 8; i++)
             acc[i] = lt_add(acc[i], __shfl_down_sync(LT_FULL, acc[i], s));
-#pragma unroll
-    for (int s = 4; s > 0; s /= 2)
-#pragma unroll
-        for (int i = 0; i < s; i++)
-            acc[i] = lt_add(acc[i], acc[i + s]);
-    return acc[0];
+    return lt_tree_8(acc);
 }
 
 template <int kind> struct lt_wide; /* 0 f32, 1 f16, 2 bf16 */
