@@ -37,7 +37,9 @@ names = collections.Counter(e["name"] for e in spans if e["tid"] == 1)
 expect(names["LINEAR"] > 20 * 4 * 7 and names["wait for copy"] > 0, f"what the compute queue ran: {names}")
 expect(all(e["args"]["of"].startswith("blk.") for e in spans if e["name"] == "ATTENTION"), "a launch without its name")
 moved = sum(e["args"]["bytes"] for e in spans if e["name"] == "copy in")
-expect(0.99 * report["moved"]["h2d_bytes"] <= moved <= report["moved"]["h2d_bytes"], f"{moved} bytes in, the report says {report['moved']}")
+# The report is of a moment, the timeline goes on to the end: what was on its way then, at most what the ring holds, is in one of them only.
+expect(0.99 * report["moved"]["h2d_bytes"] <= moved <= report["moved"]["h2d_bytes"] + report["plan"]["ring_bytes"],
+       f"{moved} bytes in, the report says {report['moved']}")
 use = [e["args"] for e in events if e["ph"] == "C" and e["name"] == "arena by use"]
 expect(max(u["weight"] for u in use) == report["memory"]["peak_by_use"]["weight"] and max(u["kv"] for u in use) > 0, "memory by use")
 expect(all(v == 0 for v in use[-1].values()), f"something is left at the end: {use[-1]}")
