@@ -153,6 +153,7 @@ echo "== speed and budget"
 wait $making || { say "models" "FAILED to be made"; failed=1; }
 if [ "$size" = full ]; then
     for b in 2G 4G 8G; do speed "7b F16" "$work/7b-F16.gguf" $b 12 -c 1024; done
+    speed "7b F16, read in place" "$work/7b-F16.gguf" 4G 12 -c 1024 --offload mapped
     speed "7b F16" "$work/7b-F16.gguf" 16G 128 -c 1024
     speed "7b F16, batch 2048" "$work/7b-F16.gguf" 4G 4 -c 2176 -b 2048 --prompt-tokens 512,2048
     for b in 1536M 2G 4G; do speed "7b Q4_K" "$work/7b-Q4_K.gguf" $b 24 -c 1024; done

@@ -86,6 +86,7 @@ typedef struct job {
     uint64_t    budget;       /* 0: unlimited */
     uint32_t    ctx, batch;
     int         prompt, generate;
+    lt_offload  offload;
 } job;
 
 typedef struct outcome {
@@ -140,6 +141,7 @@ static inline outcome run_job(lt_ctx *ctx, const job *j)
     d.budget_bytes = j->budget;
     d.ctx = j->ctx;
     d.batch = j->batch;
+    d.offload = j->offload;
     o.status = lt_device_open(ctx, j->device, &dev, &o.err);
     if (o.status == LT_OK)
         o.status = lt_model_open(ctx, j->model, &m, &o.err);

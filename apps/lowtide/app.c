@@ -171,6 +171,10 @@ lt_status app_make_plan(app *a, uint32_t rows, uint64_t prompt, uint64_t answer)
     while (v[OPT_attention].set && strcmp(v[OPT_attention].s, kinds[d.attention]) != 0)
         if (++d.attention == LT_ATTENTION_COUNT)
             return fail(a, LT_E_INVALID, "--attention %s: expected exact, flash or sage", v[OPT_attention].s);
+    if (v[OPT_offload].set && strcmp(v[OPT_offload].s, "stream") != 0 && strcmp(v[OPT_offload].s, "mapped") != 0)
+        return fail(a, LT_E_INVALID, "--offload %s: expected stream or mapped", v[OPT_offload].s);
+    if (v[OPT_offload].set && v[OPT_offload].s[0] == 'm')
+        d.offload = LT_OFFLOAD_MAPPED;
     lt_status s = lt_profile_get(a->ctx, a->dev, v[OPT_profile].s, &a->profile, &a->err);
     if (s == LT_OK && a->o->cmd != CMD_INDEX_PLAN)
         s = join_share(a);

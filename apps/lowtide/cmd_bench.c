@@ -117,7 +117,7 @@ static lt_status measure(bench *b, bool prefill, uint32_t n, uint32_t depth)
             break;
         fill_ids(b, n);
         lt_session_get_report(b->a.session, &before);
-        uint64_t h2d = before.h2d_bytes;
+        uint64_t link = before.h2d_bytes + before.mapped_bytes;
         double t0 = now();
         if (prefill) {
             s = eval(b, b->ids, n);
@@ -126,7 +126,7 @@ static lt_status measure(bench *b, bool prefill, uint32_t n, uint32_t depth)
                 s = eval(b, b->ids, 1);
             lt_report warm;
             lt_session_get_report(b->a.session, &warm);
-            h2d = warm.h2d_bytes;
+            link = warm.h2d_bytes + warm.mapped_bytes;
             t0 = now();
             for (uint32_t i = !depth; s == LT_OK && i < n + !depth; i++)
                 s = eval(b, &b->ids[i % n], 1);
@@ -141,7 +141,7 @@ static lt_status measure(bench *b, bool prefill, uint32_t n, uint32_t depth)
             continue;
         tps[r - 1] = n / t;
         seconds += t;
-        bytes += after.h2d_bytes - h2d;
+        bytes += after.h2d_bytes + after.mapped_bytes - link;
     }
     if (s == LT_OK)
         add_result(b, prefill ? "prefill" : "decode", n, depth, tps, floor, seconds > 0 ? (double)bytes / seconds : 0);

@@ -35,8 +35,8 @@ static void look_at_limits(findings *f, const lt_device_info *d)
 
 static json_t *profile_json(const lt_profile *p)
 {
-    json_t *j = json_pack("{s:s, s:f, s:f, s:f, s:f, s:f, s:f}", "machine", p->machine, "read_rate", p->read_rate, "cached_rate",
-                          p->cached_rate, "link_rate", p->link_rate, "memory_rate", p->memory_rate, "attend_rate",
+    json_t *j = json_pack("{s:s, s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "machine", p->machine, "read_rate", p->read_rate, "cached_rate",
+                          p->cached_rate, "link_rate", p->link_rate, "mapped_rate", p->mapped_rate, "memory_rate", p->memory_rate, "attend_rate",
                           p->attend_rate, "launch_ns", p->launch_ns);
     json_t *dot = json_object(), *gemm = json_object();
     for (int t = 0; t < LT_DTYPE_COUNT; t++)

@@ -3,23 +3,21 @@
 
 static json_t *items_json(const app *a)
 {
-    static const char *const place[LT_PLACE_COUNT] = {"resident", "streamed", "host"};
     json_t *list = json_array();
     for (size_t i = 0; i < lt_plan_item_count(a->plan); i++) {
         lt_plan_item it = lt_plan_item_at(a->plan, i);
         json_array_append_new(list, json_pack("{s:s, s:I, s:I, s:I, s:s, s:s}", "tensor", it.tensor, "row", (json_int_t)it.row0,
                                               "rows", (json_int_t)it.rows, "bytes", (json_int_t)it.bytes, "type",
-                                              lt_dtype_get(it.dtype)->name, "place", place[it.place]));
+                                              lt_dtype_get(it.dtype)->name, "place", lt_place_name(it.place)));
     }
     return list;
 }
 
 static void print_items(const app *a)
 {
-    static const char *const place[LT_PLACE_COUNT] = {"resident", "streamed", "host"};
     for (size_t i = 0; i < lt_plan_item_count(a->plan); i++) {
         lt_plan_item it = lt_plan_item_at(a->plan, i);
-        printf("%-9s %-32s rows %7lu + %-7lu %10lu bytes %s\n", place[it.place], it.tensor, it.row0, it.rows, it.bytes,
+        printf("%-9s %-32s rows %7lu + %-7lu %10lu bytes %s\n", lt_place_name(it.place), it.tensor, it.row0, it.rows, it.bytes,
                lt_dtype_get(it.dtype)->name);
     }
 }

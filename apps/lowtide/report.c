@@ -9,9 +9,9 @@ json_t *app_plan_json(const app *a)
     json_t *j = json_object();
 #define N(name) json_object_set_new(j, #name, num(p->name));
 #define F(name) json_object_set_new(j, #name, json_real(p->name));
-    N(budget_bytes) N(fixed_bytes) N(weight_bytes) N(resident_bytes) N(streamed_bytes) N(host_bytes) N(ring_bytes)
+    N(budget_bytes) N(fixed_bytes) N(weight_bytes) N(resident_bytes) N(streamed_bytes) N(mapped_bytes) N(host_bytes) N(ring_bytes)
     N(activation_bytes) N(kv_bytes) N(io_bytes) N(scratch_bytes) N(predicted_peak_bytes) N(smallest_budget_bytes) N(ctx) N(batch) N(rows)
-    N(items) N(streamed_items)
+    N(items) N(streamed_items) N(mapped_items)
     F(predicted_prefill_tps) F(predicted_decode_tps) F(floor_prefill_tps) F(floor_decode_tps)
 #undef N
 #undef F
@@ -76,8 +76,9 @@ json_t *app_report_json(const app *a)
     json_object_set_new(j, "budget_changes_seconds", json_real(r.budget_seconds));
     json_object_set_new(j, "decode_tps_after_change", json_real(r.since_change.tps));
     json_object_set_new(j, "plan", app_plan_json(a));
-    json_object_set_new(j, "moved", json_pack("{s:I, s:I, s:I, s:I, s:I, s:f}", "h2d_bytes", (json_int_t)r.h2d_bytes,
+    json_object_set_new(j, "moved", json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:f}", "h2d_bytes", (json_int_t)r.h2d_bytes,
                                               "d2h_bytes", (json_int_t)r.d2h_bytes, "disk_bytes", (json_int_t)r.disk_bytes,
+                                              "mapped_bytes", (json_int_t)r.mapped_bytes,
                                               "weights_after_first_pass_bytes", (json_int_t)r.h2d_after_first,
                                               "streamed_loads", (json_int_t)r.streamed_loads, "stall_seconds",
                                               r.stall_seconds));
@@ -152,7 +153,7 @@ void app_print_accounting(const app *a, FILE *out)
     const lt_plan_info *p = lt_plan_get_info(a->plan);
     lt_report r;
     lt_session_get_report(a->session, &r);
-    char b[4][24];
+    char b[4][24], in_place[48] = "";
     fprintf(out, "peak    %s of %s budget; predicted %s (%+.2f%%); host peak %s\n", app_bytes(r.peak_bytes, b[0]),
             app_bytes(r.budget_bytes, b[1]), app_bytes(p->predicted_peak_bytes, b[2]),
             100 * ((double)r.peak_bytes / (double)p->predicted_peak_bytes - 1), app_bytes(r.host_peak_bytes, b[3]));
@@ -166,7 +167,9 @@ void app_print_accounting(const app *a, FILE *out)
         fprintf(out, "reserve missed by %s: no smaller plan exists\n", app_bytes(r.reserve_missed_bytes, b[0]));
     print_phase(out, "prefill", &r.prefill, p->predicted_prefill_tps);
     print_phase(out, "decode ", &r.decode, p->predicted_decode_tps);
-    fprintf(out, "moved   %s in, %s out, %s read from files; waited %.3f s for copies; loading took %.3f s\n",
-            app_bytes(r.h2d_bytes, b[0]), app_bytes(r.d2h_bytes, b[1]), app_bytes(r.disk_bytes, b[2]), r.stall_seconds,
+    if (r.mapped_bytes)
+        snprintf(in_place, sizeof in_place, ", %s read in place", app_bytes(r.mapped_bytes, b[3]));
+    fprintf(out, "moved   %s in, %s out%s, %s read from files; waited %.3f s for copies; loading took %.3f s\n",
+            app_bytes(r.h2d_bytes, b[0]), app_bytes(r.d2h_bytes, b[1]), in_place, app_bytes(r.disk_bytes, b[2]), r.stall_seconds,
             r.load_seconds);
 }

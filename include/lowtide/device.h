@@ -53,6 +53,7 @@ typedef struct lt_device_info {
     uint64_t align_bytes;      /* natural alignment of an allocation */
     bool     host_visible;     /* an lt_addr is also a host pointer */
     bool     memlock;          /* page-locking host memory counts against RLIMIT_MEMLOCK */
+    bool     maps_host;        /* launches can read page-locked host memory where it lies: lt_device_map_host */
     bool     virtual_clock;    /* durations are simulated, see sim */
     uint32_t compute_threads;  /* 0 when the notion does not apply */
     char     isa[16];          /* "ref", "avx2", "avx512"; "" when the notion does not apply */
@@ -100,6 +101,11 @@ LT_API void lt_device_keep(lt_device *dev, uint64_t bytes);
 LT_API LT_NODISCARD lt_status
 lt_device_pin(lt_device *dev, void *ptr, size_t bytes, lt_err *err);
 LT_API void lt_device_unpin(lt_device *dev, void *ptr, size_t bytes);
+/* The address at which launches read [ptr, ptr + bytes) of host memory in place, over the link at each reading; every
+ * byte page-locked, by one lt_device_pin or by several side by side. To be read only, until any of it is unpinned.
+ * E_UNSUPPORTED where the device cannot, or not with one address for all of it. */
+LT_API LT_NODISCARD lt_status
+lt_device_map_host(lt_device *dev, const void *ptr, size_t bytes, lt_addr *out, lt_err *err);
 
 LT_API LT_NODISCARD lt_status
 lt_queue_create(lt_device *dev, lt_queue_kind kind, lt_queue **out, lt_err *err);
@@ -133,7 +139,7 @@ LT_API uint64_t lt_event_time_ns(const lt_event *ev);
 
 typedef struct lt_device_stats {
     uint64_t committed_bytes, peak_committed_bytes;
-    uint64_t copies, h2d_bytes, d2h_bytes, d2d_bytes;
+    uint64_t copies, h2d_bytes, d2h_bytes, d2d_bytes; /* what launches read of mapped host memory is in none of them */
     uint64_t launches;                      /* of ops; of kernels on cuda */
     uint64_t graphs;                        /* times a prepared graph of launches was given whole */
     uint64_t copy_busy_ns, compute_busy_ns; /* time the engines really worked; 0 on cuda, which does not say */

@@ -31,6 +31,7 @@ typedef struct lt_profile {
     double   read_rate;         /* file to host memory, page cache cold (direct) */
     double   cached_rate;       /* file to host memory from the page cache */
     double   link_rate;         /* host to device */
+    double   mapped_rate;       /* of a product's weight read in place from host memory; 0: the device cannot, or it is link_rate */
     double   memory_rate;       /* device memory, reading, all threads */
     double   dot_rate[LT_DTYPE_COUNT];  /* weights in one-row products */
     double   gemm_rate[LT_DTYPE_COUNT]; /* multiply-adds a second in many-row products */
@@ -43,6 +44,14 @@ typedef struct lt_profile {
 LT_API LT_NODISCARD lt_status
 lt_profile_get(lt_ctx *ctx, lt_device *dev, const char *path, lt_profile *out, lt_err *err);
 
+/* How a pass of one token reads weights that do not stay on the device; passes of more always stream them. */
+typedef enum lt_offload {
+    LT_OFFLOAD_STREAM, /* copied ahead through a ring */
+    LT_OFFLOAD_MAPPED, /* read in place from host memory that stays page-locked; E_INVALID where the device cannot, */
+                       /* E_NO_FIT where that much cannot be locked */
+    LT_OFFLOAD_COUNT
+} lt_offload;
+
 typedef struct lt_plan_desc {
     uint32_t struct_bytes;
     uint64_t budget_bytes;  /* of the device, fixed costs included; 0: what is free less reserve */
@@ -54,18 +63,22 @@ typedef struct lt_plan_desc {
     uint32_t rows;          /* logit rows a pass wished for, fewer when the budget is tight; 0: 1 */
     lt_dtype kv_dtype;      /* F16 (default), Q8_0, F32 */
     lt_attention attention; /* FLASH (default), EXACT, SAGE */
+    lt_offload offload;     /* STREAM (default), MAPPED */
     uint32_t expect_prompt; /* prefill is predicted for it, and with batch 0 no pass is larger; 0: 512 */
 } lt_plan_desc;
 
-typedef enum lt_place { LT_PLACE_RESIDENT, LT_PLACE_STREAMED, LT_PLACE_HOST, LT_PLACE_COUNT } lt_place;
+/* MAPPED: read in place by passes of one token, streamed by others. */
+typedef enum lt_place { LT_PLACE_RESIDENT, LT_PLACE_STREAMED, LT_PLACE_MAPPED, LT_PLACE_HOST, LT_PLACE_COUNT } lt_place;
+LT_API const char *lt_place_name(lt_place p); /* "resident", ... */
 
 typedef struct lt_plan_info {
     uint64_t budget_bytes, fixed_bytes;
     uint64_t weight_bytes, resident_bytes, streamed_bytes, host_bytes; /* weights by place */
+    uint64_t mapped_bytes; /* of streamed_bytes: what a pass of one token reads in place */
     uint64_t ring_bytes, activation_bytes, kv_bytes, io_bytes, scratch_bytes; /* arena areas */
     uint64_t predicted_peak_bytes, predicted_host_bytes, smallest_budget_bytes;
     double   predicted_prefill_tps, predicted_decode_tps, floor_prefill_tps, floor_decode_tps;
-    uint32_t ctx, batch, rows, items, streamed_items;
+    uint32_t ctx, batch, rows, items, streamed_items, mapped_items;
     lt_dtype kv_dtype;
     const char *decode_bound, *prefill_bound; /* "disk", "link", "memory", "compute" */
 } lt_plan_info;

@@ -33,6 +33,7 @@ typedef struct lt_device_vt {
     void (*keep)(lt_device *dev, uint64_t bytes); /* NULL: nobody else is there to take it */
     lt_status (*pin)(lt_device *dev, void *ptr, size_t bytes, lt_err *err);
     void (*unpin)(lt_device *dev, void *ptr, size_t bytes);
+    lt_status (*map_host)(lt_device *dev, const void *ptr, size_t bytes, lt_addr *out, lt_err *err); /* NULL: it cannot */
 
     lt_status (*queue_create)(lt_device *dev, lt_queue_kind kind, lt_queue **out, lt_err *err);
     void (*queue_destroy)(lt_queue *q);

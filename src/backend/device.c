@@ -97,6 +97,17 @@ void lt_device_unpin(lt_device *dev, void *ptr, size_t bytes)
         dev->vt->unpin(dev, ptr, bytes);
 }
 
+lt_status lt_device_map_host(lt_device *dev, const void *ptr, size_t bytes, lt_addr *out, lt_err *err)
+{
+    if (!dev || !ptr || !out)
+        return null_argument(err, "lt_device_map_host");
+    if (!bytes || bytes > UINTPTR_MAX - (uintptr_t)ptr)
+        return lt__fail(err, LT_E_INVALID, "lt_device_map_host: %zu bytes are no range of memory", bytes);
+    if (!dev->vt->map_host)
+        return lt__fail(err, LT_E_UNSUPPORTED, "this device does not read host memory in place");
+    return dev->vt->map_host(dev, ptr, bytes, out, err);
+}
+
 /* --- queues ------------------------------------------------------------------------- */
 
 lt_status lt_queue_create(lt_device *dev, lt_queue_kind kind, lt_queue **out, lt_err *err)

@@ -26,6 +26,9 @@ typedef struct pass {
     segment *segments; size_t n_segments, segments_cap;
 } pass;
 
+/* Slices that come through the ring along a pass; the body's come first. */
+typedef struct order { lt_item *items; size_t n, n_body; } order;
+
 struct lt__engine {
     lt_ctx          *ctx;
     lt__engine_desc  desc;
@@ -38,9 +41,12 @@ struct lt__engine {
     lt_item         *items;     /* by slice */
     lt_lease        *leases;    /* by slice; held for the engine's life for resident ones */
     bool            *leased;
+    lt_addr         *mapped;    /* by slice: where passes of one token read it in place; 0: nowhere */
+    uint64_t         mapped_bytes; /* read in place so far */
+    uint64_t         mapped_pass[2]; /* of a pass of one token: body, head */
     uint32_t        *first_slice, *n_slices_of; /* by weight */
-    lt_item         *order;     size_t n_order, n_body_order; /* streamed slices along a pass; the body's come first */
-    lt__part         expected;
+    order            orders[2]; /* of a pass of one token, of a prompt's */
+    int              expected;  /* parts, and above them whether a prompt's; 0: nothing */
     size_t           head_node; /* first node of the head */
     pass             passes[2]; /* [0]: decode; [1]: the last shape of prefill */
     bool             has_lists;
@@ -151,6 +157,8 @@ static void fill_launch(const lt__engine *e, uint32_t n, uint32_t s, const pass 
         uint32_t at = t->ndim == 2 ? s : e->first_slice[t->weight];
         if (e->leased[at]) {
             l->args.src[k].addr = e->leases[at].addr;
+        } else if (!p->prefill && e->mapped[at]) {
+            l->args.src[k].addr = e->mapped[at];
         } else {
             l->slice = at;
             l->weight_src = k;
@@ -300,7 +308,7 @@ static lt_status add_items(lt__engine *e, lt_err *err)
         else
             snprintf(name, sizeof name, "%s[%lu:%lu]", w->name, sl->row0, sl->row0 + sl->rows);
         lt_item_desc d = {.name = name, .bytes = sl->bytes, .source = e->desc.sources[sl->weight], .use = LT_USE_WEIGHT,
-                          .streamed = sl->place == LT_PLACE_STREAMED};
+                          .streamed = sl->place != LT_PLACE_RESIDENT};
         d.source.offset += sl->row0 * w->row_bytes;
         lt_status s = lt_residency_add(e->residency, &d, &e->items[i], err);
         if (s != LT_OK)
@@ -309,6 +317,30 @@ static lt_status add_items(lt__engine *e, lt_err *err)
             e->first_slice[sl->weight] = (uint32_t)i;
     }
     return LT_OK;
+}
+
+/* What cannot be locked or mapped is streamed to every pass; the answer is the same, and the log says why. */
+static void map_slices(lt__engine *e)
+{
+    const lt_plan *p = e->plan;
+    uint64_t missed = 0;
+    lt_err why = {0};
+    char a[24], b[24];
+    for (size_t i = 0; i < p->n_slices; i++) {
+        lt__plan_slice sl = p->slices[i];
+        const lt_source *src = &e->desc.sources[sl.weight];
+        if (sl.place != LT_PLACE_MAPPED)
+            continue;
+        const void *at = src->store && e->desc.pins
+            ? lt__pins_lock(e->desc.pins, src->store, src->file, src->offset + sl.row0 * p->weights[sl.weight].row_bytes, sl.bytes) : NULL;
+        if (!at || lt_device_map_host(e->desc.dev, at, sl.bytes, &e->mapped[i], &why) != LT_OK) {
+            e->mapped[i] = 0;
+            missed += sl.bytes;
+        }
+    }
+    if (missed)
+        lt__log(e->ctx, LT_LOG_WARN, "engine", "%s of %s to be read in place are streamed instead: %s", lt__format_bytes(missed, a, sizeof a),
+                lt__format_bytes(p->info.mapped_bytes, b, sizeof b), *why.text ? why.text : "not all of the file could be page-locked");
 }
 
 static lt_status load_resident(lt__engine *e, lt_err *err)
@@ -338,30 +370,40 @@ static lt_status load_resident(lt__engine *e, lt_err *err)
     return lt_queue_sync(e->queue, err);
 }
 
-/* Streamed slices along a pass; nodes of the head come last in the graph, so theirs come last here. */
-static lt_status build_order(lt__engine *e, lt_err *err)
+static lt_status build_order(lt__engine *e, bool prefill, lt_err *err)
 {
     const lt_plan *p = e->plan;
-    e->head_node = e->graph->n_nodes;
-    for (size_t n = e->graph->n_nodes; n-- > 0 && e->graph->nodes[n].layer == e->graph->layer;)
-        e->head_node = n;
-    e->order = lt__alloc_array(e->ctx, p->n_slices, sizeof *e->order);
-    if (!e->order)
-        return lt__fail_oom(err, p->n_slices * sizeof *e->order, "the order of streamed slices");
+    order *o = &e->orders[prefill];
+    o->items = lt__alloc_array(e->ctx, p->n_slices, sizeof *o->items);
+    if (!o->items)
+        return lt__fail_oom(err, p->n_slices * sizeof *o->items, "the order of streamed slices");
     for (size_t n = 0; n < e->graph->n_nodes; n++) {
         const lt_node *node = &e->graph->nodes[n];
         if (n == e->head_node)
-            e->n_body_order = e->n_order;
+            o->n_body = o->n;
         if (node->op != LT_OP_LINEAR)
             continue;
         uint32_t w = tensor_of(e, node->src[1])->weight;
-        for (uint32_t s = e->first_slice[w]; s < e->first_slice[w] + e->n_slices_of[w]; s++)
-            if (p->slices[s].place == LT_PLACE_STREAMED)
-                e->order[e->n_order++] = e->items[s];
+        for (uint32_t s = e->first_slice[w]; s < e->first_slice[w] + e->n_slices_of[w]; s++) {
+            if (!prefill && e->mapped[s])
+                e->mapped_pass[n >= e->head_node] += p->slices[s].bytes;
+            else if (p->slices[s].place != LT_PLACE_RESIDENT)
+                o->items[o->n++] = e->items[s];
+        }
     }
     if (e->head_node == e->graph->n_nodes)
-        e->n_body_order = e->n_order;
+        o->n_body = o->n;
     return LT_OK;
+}
+
+/* Nodes of the head come last in the graph, so their slices come last in the orders. */
+static lt_status build_orders(lt__engine *e, lt_err *err)
+{
+    e->head_node = e->graph->n_nodes;
+    for (size_t n = e->graph->n_nodes; n-- > 0 && e->graph->nodes[n].layer == e->graph->layer;)
+        e->head_node = n;
+    lt_status s = build_order(e, false, err);
+    return s == LT_OK ? build_order(e, true, err) : s;
 }
 
 lt_status lt__engine_create(lt_ctx *ctx, const lt__engine_desc *desc, lt__engine **out, lt_err *err)
@@ -381,9 +423,10 @@ lt_status lt__engine_create(lt_ctx *ctx, const lt__engine_desc *desc, lt__engine
     e->items = lt__alloc_array(ctx, p->n_slices, sizeof *e->items);
     e->leases = lt__alloc_array(ctx, p->n_slices, sizeof *e->leases);
     e->leased = lt__alloc_array(ctx, p->n_slices, sizeof *e->leased);
+    e->mapped = lt__alloc_array(ctx, p->n_slices, sizeof *e->mapped);
     e->first_slice = lt__alloc_array(ctx, p->n_weights, sizeof *e->first_slice);
     e->n_slices_of = lt__alloc_array(ctx, p->n_weights, sizeof *e->n_slices_of);
-    if (!e->items || !e->leases || !e->leased || !e->first_slice || !e->n_slices_of)
+    if (!e->items || !e->leases || !e->leased || !e->mapped || !e->first_slice || !e->n_slices_of)
         goto fail;
     if ((s = lt_queue_create(desc->dev, LT_QUEUE_COMPUTE, &e->queue, err)) != LT_OK)
         goto fail;
@@ -410,8 +453,11 @@ lt_status lt__engine_create(lt_ctx *ctx, const lt__engine_desc *desc, lt__engine
         goto fail;
     if (desc->pins && rd.pin_bytes)
         lt__residency_lend_pins(e->residency, desc->pins);
-    if ((s = add_items(e, err)) != LT_OK || (s = build_order(e, err)) != LT_OK || (s = load_resident(e, err)) != LT_OK ||
-        (s = prepare_decode(e, err)) != LT_OK || (s = lt__engine_expect(e, LT__PART_ALL, err)) != LT_OK)
+    if ((s = add_items(e, err)) != LT_OK)
+        goto fail;
+    map_slices(e);
+    if ((s = build_orders(e, err)) != LT_OK || (s = load_resident(e, err)) != LT_OK || (s = prepare_decode(e, err)) != LT_OK ||
+        (s = lt__engine_expect(e, LT__PART_ALL, true, err)) != LT_OK)
         goto fail;
     *out = e;
     return LT_OK;
@@ -449,10 +495,11 @@ void lt__engine_destroy(lt__engine *e)
     lt__free(e->ctx, e->items, p->n_slices * sizeof *e->items);
     lt__free(e->ctx, e->leases, p->n_slices * sizeof *e->leases);
     lt__free(e->ctx, e->leased, p->n_slices * sizeof *e->leased);
+    lt__free(e->ctx, e->mapped, p->n_slices * sizeof *e->mapped);
     lt__free(e->ctx, e->first_slice, p->n_weights * sizeof *e->first_slice);
     lt__free(e->ctx, e->n_slices_of, p->n_weights * sizeof *e->n_slices_of);
-    lt__free(e->ctx, e->order, p->n_slices * sizeof *e->order);
     for (int i = 0; i < 2; i++) {
+        lt__free(e->ctx, e->orders[i].items, p->n_slices * sizeof *e->orders[i].items);
         pass *q = &e->passes[i];
         lt__free(e->ctx, q->launches, q->cap * sizeof *q->launches);
         lt__free(e->ctx, q->args, q->args_cap * sizeof *q->args);
@@ -510,16 +557,21 @@ lt_status lt__engine_sync(lt__engine *e, lt_err *err)
     return s;
 }
 
-lt_status lt__engine_expect(lt__engine *e, lt__part parts, lt_err *err)
+lt_status lt__engine_expect(lt__engine *e, lt__part parts, bool prefill, lt_err *err)
 {
-    if (parts == e->expected || !e->n_order)
+    const order *o = &e->orders[prefill];
+    /* Where nothing is mapped the orders are the same, and what was loaded ahead for one is right for the other. */
+    int expected = (int)parts | (e->orders[0].n != e->orders[1].n ? prefill + 1 : 0) << 2;
+    if (expected == e->expected || !e->orders[1].n)
         return LT_OK;
-    size_t first = parts & LT__PART_BODY ? 0 : e->n_body_order, end = parts & LT__PART_HEAD ? e->n_order : e->n_body_order;
-    lt_status s = lt_residency_plan(e->residency, e->order + first, end - first, true, err);
+    size_t first = parts & LT__PART_BODY ? 0 : o->n_body, end = parts & LT__PART_HEAD ? o->n : o->n_body;
+    lt_status s = lt_residency_plan(e->residency, o->items + first, end - first, true, err);
     if (s == LT_OK)
-        e->expected = parts;
+        e->expected = expected;
     return s;
 }
+
+uint64_t lt__engine_mapped_bytes(const lt__engine *e) { return e->mapped_bytes; }
 
 /* Bits of non-finite f32 have all exponent bits set; the output of every op but QUANTIZE and KV_STORE is f32. */
 static lt_status check_output(lt__engine *e, const launch *l, lt_err *err)
@@ -616,5 +668,7 @@ lt_status lt__engine_run(lt__engine *e, lt__part parts, uint32_t tokens, uint32_
             return s;
     }
     size_t first = parts & LT__PART_BODY ? 0 : p->head, end = parts & LT__PART_HEAD ? p->n : p->head;
+    if (!prefill)
+        e->mapped_bytes += (parts & LT__PART_BODY ? e->mapped_pass[0] : 0) + (parts & LT__PART_HEAD ? e->mapped_pass[1] : 0);
     return check || !e->has_lists ? run_singly(e, p, first, end, check, err) : run_segments(e, p, first, end, err);
 }

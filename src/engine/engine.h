@@ -49,8 +49,10 @@ lt__engine_restore(lt__engine *e, lt_tid t, uint64_t offset, const void *data, u
 LT_NODISCARD lt_status lt__engine_sync(lt__engine *e, lt_err *err);
 
 typedef enum lt__part { LT__PART_BODY = 1, LT__PART_HEAD = 2, LT__PART_ALL = 3 } lt__part;
-/* Declares which parts the coming passes run, again and again, so that prefetch is right. */
-LT_NODISCARD lt_status lt__engine_expect(lt__engine *e, lt__part parts, lt_err *err);
+/* Declares which parts the coming passes run, again and again, and whether they are a prompt's, so that prefetch is right. */
+LT_NODISCARD lt_status lt__engine_expect(lt__engine *e, lt__part parts, bool prefill, lt_err *err);
+/* Of weights that passes of one token have read in place. */
+uint64_t lt__engine_mapped_bytes(const lt__engine *e);
 /* Enqueues the nodes of the parts. `prefill`: the tokens are of a prompt (lt_op_args). With `check`, syncs after every node and names the first whose
  * output is not finite. */
 LT_NODISCARD lt_status

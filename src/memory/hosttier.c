@@ -17,14 +17,18 @@ uint64_t lt__host_budget(void)
                ? lt__min_u64(lim.ram_bytes, lim.available_bytes) - reserve : 0;
 }
 
-uint64_t lt__pin_budget(const lt_device *dev, uint64_t asked)
+uint64_t lt__pin_limit(const lt_device_info *info)
 {
     lt__host_limits lim;
-    lt_device_info info;
     lt__host_limits_get(&lim);
+    return info->memlock ? lt__min_u64(lim.ram_bytes / 2, lim.memlock_bytes) : lim.ram_bytes / 2;
+}
+
+uint64_t lt__pin_budget(const lt_device *dev, uint64_t asked)
+{
+    lt_device_info info;
     lt_device_get_info(dev, &info);
-    asked = lt__min_u64(asked, lim.ram_bytes / 2);
-    return info.memlock ? lt__min_u64(asked, lim.memlock_bytes) : asked;
+    return lt__min_u64(asked, lt__pin_limit(&info));
 }
 
 lt_status lt__staging_init(lt__staging *st, lt_ctx *ctx, lt_device *dev, uint64_t bytes, uint64_t *pin_left,

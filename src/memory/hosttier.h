@@ -10,8 +10,9 @@ static inline void lt__ignore(lt_status s) { (void)s; }
 /* min(cgroup limit, RAM) less a reserve, and no more than what is available now. Read anew
  * at each call: a container's limit changes at run time. */
 uint64_t lt__host_budget(void);
-/* How much of `asked` may be page-locked: bounded by a share of the memory this process may use and,
- * where the device's page-locking counts against it, by RLIMIT_MEMLOCK. */
+/* Bytes that may be page-locked: a share of the memory this process may use and, where the device's
+ * page-locking counts against it, RLIMIT_MEMLOCK. The budget: of `asked`. */
+uint64_t lt__pin_limit(const lt_device_info *info);
 uint64_t lt__pin_budget(const lt_device *dev, uint64_t asked);
 
 /* A ring of equal segments of host memory, each busy until its event has passed. */

@@ -91,6 +91,20 @@ uint64_t lt__pins_span(lt__pins *p, lt_store *store, uint32_t file, uint64_t off
     return lt__min_u64(bytes, end - offset);
 }
 
+const void *lt__pins_lock(lt__pins *p, lt_store *store, uint32_t file, uint64_t offset, uint64_t bytes)
+{
+    lt__pin *pin = pin_of(p, store, file);
+    if (!pin || !bytes)
+        return NULL;
+    for (size_t k = (size_t)(offset / pin->chunk); k <= (offset + bytes - 1) / pin->chunk; k++) {
+        if (!pin->locked[k] && !pin->refused)
+            lock_chunk(p, pin, k);
+        if (!pin->locked[k])
+            return NULL;
+    }
+    return pin->map + offset;
+}
+
 bool lt__pins_refused(const lt__pins *p, const lt_store *store, uint32_t file)
 {
     for (size_t i = 0; i < p->n; i++)

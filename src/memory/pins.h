@@ -34,6 +34,9 @@ void lt__pins_deinit(lt__pins *p); /* unlocks; every copy from the mappings has 
  * locked by one call, or by none. `again`: these bytes are copied again and again; of a file larger than the budget
  * only such are locked. That, and a refusal, is logged once for the file and costs speed only. */
 uint64_t lt__pins_span(lt__pins *p, lt_store *store, uint32_t file, uint64_t offset, uint64_t bytes, bool again);
+/* Locks all chunks of the span, as bytes that are read again and again, and says where it is mapped. NULL: it is not all
+ * locked; the reason was logged, or the budget is used up. */
+const void *lt__pins_lock(lt__pins *p, lt_store *store, uint32_t file, uint64_t offset, uint64_t bytes);
 /* The system would not lock the file's mapping. */
 bool lt__pins_refused(const lt__pins *p, const lt_store *store, uint32_t file);
 

@@ -330,6 +330,10 @@ static lt_status check_desc(const lt__plan_input *in, const lt_plan_desc *d, con
         return lt__fail(err, LT_E_INVALID, "ctx_least %u is over ctx_most %u", d->ctx_least, d->ctx_most);
     if (d->kv_dtype != LT_DTYPE_F16 && d->kv_dtype != LT_DTYPE_Q8_0 && d->kv_dtype != LT_DTYPE_F32)
         return lt__fail(err, LT_E_INVALID, "KV type %s: expected F16, Q8_0 or F32", kv ? kv->name : "out of range");
+    if ((unsigned)d->offload >= LT_OFFLOAD_COUNT)
+        return lt__fail(err, LT_E_INVALID, "offload of kind %d: expected STREAM or MAPPED", (int)d->offload);
+    if (d->offload == LT_OFFLOAD_MAPPED && !dev->maps_host)
+        return lt__fail(err, LT_E_INVALID, "offload mapped: %s does not read host memory in place; leave it at stream", dev->name);
     if ((unsigned)d->attention >= LT_ATTENTION_COUNT)
         return lt__fail(err, LT_E_INVALID, "attention of kind %d: expected FLASH, EXACT or SAGE", (int)d->attention);
     if (d->batch > 65536 || d->rows > 65536)
@@ -363,6 +367,29 @@ static lt_status find_room(const lt__plan_input *in, const lt_plan_desc *d, cons
                         *least - *budget, lt__format_bytes(*least - *budget, e, sizeof e),
                         d->ctx || d->batch ? "; a smaller context or batch needs less" : "");
     *room = lt__round_down(*budget - dev->fixed_bytes, dev->commit_bytes);
+    return LT_OK;
+}
+
+/* What would be streamed is read in place by passes of one token, as long as the file may stay page-locked. */
+static lt_status map_slices(lt_plan *p, const lt__plan_input *in, const lt_device_info *dev, const lt_plan_desc *d, lt_err *err)
+{
+    char a[24], b[24];
+    lt_plan_info *i = &p->info;
+    if (d->offload != LT_OFFLOAD_MAPPED || !i->streamed_bytes)
+        return LT_OK;
+    uint64_t most = lt__pin_limit(dev);
+    if (p->direct || i->streamed_bytes > most)
+        return lt__fail(err, LT_E_NO_FIT, "offload mapped: %s of weights would have to stay page-locked in host memory, of a file of %s; %s",
+                        lt__format_bytes(i->streamed_bytes, a, sizeof a), lt__format_bytes(in->file_bytes, b, sizeof b),
+                        p->direct ? "that is more than the RAM it may use" : "the system locks less; leave it at stream");
+    for (size_t k = 0; k < p->n_slices; k++)
+        if (p->slices[k].place == LT_PLACE_STREAMED) {
+            p->slices[k].place = LT_PLACE_MAPPED;
+            i->mapped_bytes += p->slices[k].bytes;
+            i->mapped_items++;
+        }
+    lt__plan_reason(p, "a pass of one token reads the streamed %s in place, from page-locked host memory; prompts stream them through the ring",
+                    lt__format_bytes(i->mapped_bytes, a, sizeof a));
     return LT_OK;
 }
 
@@ -403,6 +430,14 @@ static void choose_way(lt_plan *p, const lt__plan_input *in, const lt_device_inf
     p->staging_bytes = lt__max_u64(lt__min_u64(ram / 8, MAX_STAGING), MIN_STAGING);
     lt__plan_reason(p, "the file of %s is more than %s of RAM: its weights are read from disk past the page cache",
                     lt__format_bytes(in->file_bytes, a, sizeof a), lt__format_bytes(ram, b, sizeof b));
+}
+
+/* All but the graph and the weights, which are the caller's until there is a plan. */
+static void drop_plan(lt_plan *p)
+{
+    lt__free(p->ctx, p->slices, p->cap_slices * sizeof *p->slices);
+    lt__free(p->ctx, p->reasons, p->cap_reasons * sizeof *p->reasons);
+    lt__free(p->ctx, p, sizeof *p);
 }
 
 lt_status lt__plan_make(lt__plan_input *in, const lt_device_info *dev, const lt_profile *prof, const lt_plan_desc *d,
@@ -451,9 +486,7 @@ lt_status lt__plan_make(lt__plan_input *in, const lt_device_info *dev, const lt_
                         lt__format_bytes(dev->free_bytes, e, sizeof e));
     }
     if ((s = place_weights(p, in, &c, room, !dev->host_visible, err)) != LT_OK) {
-        lt__free(p->ctx, p->slices, p->cap_slices * sizeof *p->slices);
-        lt__free(p->ctx, p->reasons, p->cap_reasons * sizeof *p->reasons);
-        lt__free(p->ctx, p, sizeof *p);
+        drop_plan(p);
         return s;
     }
     fill_info(p, &c);
@@ -461,6 +494,10 @@ lt_status lt__plan_make(lt__plan_input *in, const lt_device_info *dev, const lt_
     p->info.predicted_peak_bytes = dev->fixed_bytes + p->arena_bytes;
     LT_ASSERT(p->info.predicted_peak_bytes <= budget);
     choose_way(p, in, dev, d);
+    if ((s = map_slices(p, in, dev, d, err)) != LT_OK) {
+        drop_plan(p);
+        return s;
+    }
     lt__plan_predict(p, dev, d->expect_prompt ? d->expect_prompt : 512);
     *out = p;
     return LT_OK;
@@ -470,12 +507,15 @@ void lt_plan_destroy(lt_plan *p)
 {
     if (!p)
         return;
-    lt_ctx *ctx = p->ctx;
     lt__graph_deinit(&p->graph);
-    lt__free(ctx, p->weights, p->n_weights * sizeof *p->weights);
-    lt__free(ctx, p->slices, p->cap_slices * sizeof *p->slices);
-    lt__free(ctx, p->reasons, p->cap_reasons * sizeof *p->reasons);
-    lt__free(ctx, p, sizeof *p);
+    lt__free(p->ctx, p->weights, p->n_weights * sizeof *p->weights);
+    drop_plan(p);
+}
+
+const char *lt_place_name(lt_place p)
+{
+    static const char *const name[LT_PLACE_COUNT] = {"resident", "streamed", "mapped", "host"};
+    return (unsigned)p < LT_PLACE_COUNT ? name[p] : "?";
 }
 
 const lt_plan_info *lt_plan_get_info(const lt_plan *p) { return &p->info; }

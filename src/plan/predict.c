@@ -17,13 +17,16 @@ static double stream_rate(const lt_plan *p, const lt_device_info *dev)
     return p->direct && p->profile.read_rate < p->profile.link_rate ? p->profile.read_rate : p->profile.link_rate;
 }
 
-typedef struct pass_cost { double stream, compute, weights; } pass_cost;
+/* Seconds: of the link or disk; of the device, which has to wait for what it reads in place; of that, reading in
+ * place; of reading all other weights. */
+typedef struct pass_cost { double stream, compute, mapped, weights; } pass_cost;
 
 /* One pass of `tokens` tokens that start at depth `depth`. */
 static pass_cost cost_pass(const lt_plan *p, double rate, uint32_t tokens, uint32_t depth)
 {
     const lt_profile *f = &p->profile;
-    pass_cost c = {.stream = div_rate((double)p->info.streamed_bytes, rate)};
+    double in_place = f->mapped_rate > 0 ? f->mapped_rate : f->link_rate, mapped = tokens == 1 ? (double)p->info.mapped_bytes : 0;
+    pass_cost c = {.stream = div_rate((double)p->info.streamed_bytes - mapped, rate) + div_rate(mapped, in_place), .mapped = div_rate(mapped, in_place)};
     uint64_t launches = p->graph.n_nodes;
     for (size_t i = 0; i < p->n_slices; i++) {
         const lt__plan_slice *s = &p->slices[i];
@@ -37,6 +40,8 @@ static pass_cost cost_pass(const lt_plan *p, double rate, uint32_t tokens, uint3
         bool head = i + 1 == p->n_slices || w == &p->weights[p->slices[p->n_slices - 1].weight];
         double rows = head ? (tokens < p->info.rows ? tokens : p->info.rows) : tokens;
         double one = longer(div_rate(bytes, f->dot_rate[w->dtype]), read);
+        if (tokens == 1 && s->place == LT_PLACE_MAPPED)
+            one = longer(one, div_rate(bytes, in_place));
         c.compute += longer(one, div_rate(macs * rows, f->gemm_rate[w->dtype]));
         c.weights += read;
     }
@@ -52,7 +57,7 @@ double lt__plan_floor_seconds(const lt_plan *p, uint32_t tokens, uint32_t depth)
     /* The link for what is streamed, device memory for all that is read, arithmetic for many tokens. */
     lt_device_info dev = {.host_visible = p->profile.link_rate == 0};
     pass_cost c = cost_pass(p, stream_rate(p, &dev), tokens, depth);
-    return longer(c.stream, tokens > 8 ? c.compute : c.weights);
+    return longer(div_rate((double)p->info.streamed_bytes, stream_rate(p, &dev)), tokens > 8 ? c.compute : c.weights);
 }
 
 void lt__plan_predict(lt_plan *p, const lt_device_info *dev, uint32_t prompt)
@@ -62,9 +67,9 @@ void lt__plan_predict(lt_plan *p, const lt_device_info *dev, uint32_t prompt)
     prompt = prompt < i->ctx ? prompt : i->ctx;
     pass_cost one = cost_pass(p, rate, 1, prompt);
     i->predicted_decode_tps = div_rate(1, longer(one.stream, one.compute));
-    i->floor_decode_tps = div_rate(1, longer(one.stream, one.weights));
+    i->floor_decode_tps = div_rate(1, longer(div_rate((double)i->streamed_bytes, rate), one.weights));
     const char *slow = dev->host_visible || (p->direct && p->profile.read_rate < p->profile.link_rate) ? "disk" : "link";
-    i->decode_bound = one.stream > one.compute ? slow : one.weights > 0.6 * one.compute ? "memory" : "compute";
+    i->decode_bound = one.stream > one.compute || one.mapped > 0.6 * one.compute ? slow : one.weights > 0.6 * one.compute ? "memory" : "compute";
 
     double seconds = 0, floor = 0, stream = 0;
     for (uint32_t done = 0; done < prompt;) {

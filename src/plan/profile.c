@@ -21,7 +21,7 @@
 #include "lowtide/store.h"
 
 /* LT_KERNELS names the build's kernels and flags: other code, or a sanitized build, has other rates. */
-#define PROFILE_VERSION 3
+#define PROFILE_VERSION 4
 #define ROWS 256
 #define COLS 2048
 #define TOKENS 64
@@ -200,6 +200,26 @@ static lt_status measure_memory(bench *b, lt_profile *p, lt_err *err)
     return LT_OK;
 }
 
+/* The same bytes as the weight of a product that reads them where they lie. */
+static lt_status measure_mapped(bench *b, const char *buf, uint64_t bytes, lt_profile *p, lt_err *err)
+{
+    lt_err why;
+    double s;
+    lt_op_args a = {.op = LT_OP_LINEAR, .n_src = 2, .name = "profile"};
+    int64_t rows = (int64_t)(bytes / (COLS * 2));
+    a.src[0] = view2(b->mem, LT_DTYPE_F32, 1, COLS);
+    a.src[1] = view2(0, LT_DTYPE_F16, rows, COLS);
+    a.dst = view2(b->mem + COLS * 4, LT_DTYPE_F32, 1, rows);
+    if (lt_device_map_host(b->dev, buf, bytes, &a.src[1].addr, &why) != LT_OK) {
+        lt__log(b->ctx, LT_LOG_WARN, "profile", "reading in place is not measured: %s", why.text);
+        return LT_OK;
+    }
+    lt_status st = time_launches(b, &a, 1, 0.02, &s, err);
+    if (st == LT_OK)
+        p->mapped_rate = (double)a.src[1].stride[0] * (double)rows / s;
+    return st;
+}
+
 /* Best of some copies to the card, from pinned memory where the system lets us pin. */
 static lt_status measure_link(bench *b, lt_profile *p, lt_err *err)
 {
@@ -221,6 +241,8 @@ static lt_status measure_link(bench *b, lt_profile *p, lt_err *err)
         if (run && rate > p->link_rate)
             p->link_rate = rate;
     }
+    if (s == LT_OK && pinned && b->info.maps_host)
+        s = measure_mapped(b, buf, bytes, p, err);
     if (pinned)
         lt_device_unpin(b->dev, buf, bytes);
     munmap(buf, bytes);
@@ -320,7 +342,7 @@ unreserve:
 }
 
 /* Scalars in one list, for reading and writing. */
-#define SCALARS(X) X(read_rate) X(cached_rate) X(link_rate) X(memory_rate) X(attend_rate) X(launch_ns)
+#define SCALARS(X) X(read_rate) X(cached_rate) X(link_rate) X(mapped_rate) X(memory_rate) X(attend_rate) X(launch_ns)
 
 static bool load_profile(const char *path, const char *machine, lt_profile *p)
 {

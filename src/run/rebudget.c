@@ -114,6 +114,7 @@ static void drop_engine(lt_session *s)
     lt__session_residency_stats(s, &all);
     lt_pool_get_stats(lt__engine_pool(s->engine), &s->last_pool);
     s->past = all;
+    s->past_mapped += lt__engine_mapped_bytes(s->engine);
     lt__engine_destroy(s->engine);
     s->engine = NULL;
 }

@@ -346,7 +346,7 @@ lt_status lt_session_eval(lt_session *s, const int32_t *ids, size_t n, const flo
         uint32_t m = (uint32_t)lt__min_u64(n - done, s->plan->info.batch);
         lt__part parts = done + m == n ? LT__PART_ALL : LT__PART_BODY;
         uint64_t t0 = lt__now_ns();
-        if ((st = lt__engine_expect(s->engine, parts, err)) == LT_OK)
+        if ((st = lt__engine_expect(s->engine, parts, prefill, err)) == LT_OK)
             st = run_pass(s, ids + done, m, parts, prefill, s->desc.check_finite, err);
         if (st == LT_OK && parts == LT__PART_ALL && !logits_finite(s->io.logits, s->model->hp.vocab)) {
             /* The same pass again writes the same KV; node by node it tells where it broke. */
@@ -403,11 +403,11 @@ lt_status lt_session_score(lt_session *s, const int32_t *ids, size_t n, lt_logit
         uint64_t t0 = lt__now_ns();
         /* One sweep of the head a pass keeps the streaming order whole; more sweeps re-declare it. */
         bool single = m <= s->plan->info.rows;
-        st = lt__engine_expect(s->engine, single ? LT__PART_ALL : LT__PART_BODY, err);
+        st = lt__engine_expect(s->engine, single ? LT__PART_ALL : LT__PART_BODY, true, err);
         if (st == LT_OK)
             st = run_pass(s, ids + done, m, LT__PART_BODY, true, s->desc.check_finite, err);
         if (st == LT_OK && !single)
-            st = lt__engine_expect(s->engine, LT__PART_HEAD, err);
+            st = lt__engine_expect(s->engine, LT__PART_HEAD, true, err);
         if (st == LT_OK)
             st = score_rows(s, m, done, fn, user, err);
         if (st != LT_OK)
@@ -500,6 +500,7 @@ void lt_session_get_report(const lt_session *s, lt_report *r)
     r->h2d_bytes = r->device.h2d_bytes;
     r->d2h_bytes = r->device.d2h_bytes;
     r->disk_bytes = s->store_past_bytes + ss.bytes;
+    r->mapped_bytes = s->past_mapped + (s->engine ? lt__engine_mapped_bytes(s->engine) : 0);
     r->resident_bytes = r->residency.resident;
     r->streamed_loads = r->residency.streams;
     r->h2d_after_first = s->first_done ? r->residency.bytes_in - s->in_first_pass : 0;

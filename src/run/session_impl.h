@@ -75,6 +75,7 @@ struct lt_session {
     uint64_t         free_seen; /* of the device, at the last look */
     lt__saved_kv     saved;
     lt_residency_stats past; /* of engines that are gone */
+    uint64_t         past_mapped;
     lt_pool_stats    last_pool;
     uint64_t         store_past_bytes;
     lt_budget_change *changes; size_t n_changes, cap_changes;

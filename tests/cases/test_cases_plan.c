@@ -216,7 +216,7 @@ static void text_07_batch_and_context_shrink_until_it_starts(void **state)
         ctx_len = i.ctx < ctx_len ? i.ctx : ctx_len;
     }
     assert_true(batch < 64 && ctx_len < 512);
-    job j = {gemma, SIM, full.smallest_budget_bytes, 0, 0, 9, 3};
+    job j = {gemma, SIM, full.smallest_budget_bytes, 0, 0, 9, 3, LT_OFFLOAD_STREAM};
     outcome o = must_run(ctx, &j);
     assert_int_equal(o.n, 3);
     lt_ctx_destroy(ctx);
@@ -270,7 +270,7 @@ static void text_19_logits_are_equal_at_every_split(void **state)
     const char *models[] = {llama, gemma};
     lt_ctx *ctx = new_ctx();
     for (int k = 0; k < 2; k++) {
-        job j = {models[k], SIM, 0, 512, 16, 40, 12};
+        job j = {models[k], SIM, 0, 512, 16, 40, 12, LT_OFFLOAD_STREAM};
         outcome want = must_run(ctx, &j);
         assert_int_equal(want.plan.streamed_bytes, 0);
         uint64_t least = want.plan.smallest_budget_bytes, most = want.plan.predicted_peak_bytes;
@@ -500,7 +500,7 @@ static void memory_07_two_hundred_runs_in_one_process(void **state)
 {
     (void)state;
     lt_ctx *ctx = new_ctx();
-    job j = {llama, SIM, 0, 256, 0, 8, 4};
+    job j = {llama, SIM, 0, 256, 0, 8, 4, LT_OFFLOAD_STREAM};
     outcome want = must_run(ctx, &j);
     j.budget = want.plan.smallest_budget_bytes + (want.plan.predicted_peak_bytes - want.plan.smallest_budget_bytes) / 3;
     uint64_t early = 0, host_peak = 0;

@@ -55,6 +55,7 @@ typedef struct rig_case {
     size_t      src_bytes[LT_OP_MAX_SRC];
     const void *dst; /* content before the launch */
     size_t      dst_bytes;
+    bool        in_place; /* src1 is read where it lies in host memory, on devices that can */
 } rig_case;
 
 #define RIG_OK(x)                                                            \
@@ -123,18 +124,36 @@ static lt_addr rig_place(rig_device *d, size_t bytes)
     return at;
 }
 
+/* A page-locked copy of src1 at its device address; NULL: the device reads none in place. */
+static void *rig_map(rig_device *d, const rig_case *c, size_t bytes, lt_addr *at)
+{
+    lt_device_info info;
+    lt_device_get_info(d->dev, &info);
+    if (!c->in_place || !info.maps_host)
+        return NULL;
+    void *host = aligned_alloc(4096, bytes);
+    memcpy(host, c->src[1], c->src_bytes[1]);
+    RIG_OK(lt_device_pin(d->dev, host, bytes, &e_));
+    RIG_OK(lt_device_map_host(d->dev, host, bytes, at, &e_));
+    return host;
+}
+
 /* Runs c on d; out gets the whole dst buffer. */
 static void rig_run(rig_device *d, const rig_case *c, void *out)
 {
     lt_op_args a = c->args;
     const char *why = "";
     d->used = 0;
-    lt_addr dst = rig_place(d, c->dst_bytes);
+    lt_addr dst = rig_place(d, c->dst_bytes), mapped = 0;
+    size_t map_bytes = (size_t)lt__round_up(c->src_bytes[1], 4096);
+    void *host = rig_map(d, c, map_bytes, &mapped);
     RIG_OK(lt_queue_copy_in(d->q, dst, c->dst, c->dst_bytes, &e_));
     a.dst.addr += dst;
     for (uint32_t i = 0; i < a.n_src; i++) {
         lt_addr at = dst;
-        if (c->src[i]) {
+        if (i == 1 && host) {
+            at = mapped;
+        } else if (c->src[i]) {
             at = rig_place(d, c->src_bytes[i]);
             RIG_OK(lt_queue_copy_in(d->q, at, c->src[i], c->src_bytes[i], &e_));
         }
@@ -147,6 +166,9 @@ static void rig_run(rig_device *d, const rig_case *c, void *out)
     RIG_OK(lt__queue_launch(d->q, &a, &e_));
     RIG_OK(lt_queue_copy_out(d->q, out, dst, c->dst_bytes, &e_));
     RIG_OK(lt_queue_sync(d->q, &e_));
+    if (host)
+        lt_device_unpin(d->dev, host, map_bytes);
+    free(host);
     g_rig.launches++;
 }
 

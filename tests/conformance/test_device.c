@@ -328,6 +328,40 @@ static void wrong_arguments_are_refused(void **state)
     close_rig(&other);
 }
 
+/* Pinned in two parts side by side, host memory has one address there, and only while it is pinned. */
+static void host_memory_is_mapped_while_pinned(void **state)
+{
+    (void)state;
+    EACH_SPEC {
+        rig r = open_rig(specs[i_], NULL);
+        const size_t half = 64 << 10;
+        uint8_t *host = aligned_alloc(4096, 2 * half);
+        assert_non_null(host);
+        lt_addr at = 0, part = 0;
+        if (!r.info.maps_host) {
+            assert_int_equal(lt_device_map_host(r.dev, host, half, &at, &r.err), LT_E_UNSUPPORTED);
+            free(host);
+            close_rig(&r);
+            continue;
+        }
+        assert_int_equal(lt_device_map_host(r.dev, host, half, &at, &r.err), LT_E_INVALID);
+        OK(lt_device_pin(r.dev, host, half, &r.err));
+        assert_int_equal(lt_device_map_host(r.dev, host, half + 1, &at, &r.err), LT_E_INVALID);
+        assert_non_null(strstr(r.err.text, "pinned"));
+        OK(lt_device_pin(r.dev, host + half, half, &r.err));
+        OK(lt_device_map_host(r.dev, host, 2 * half, &at, &r.err));
+        OK(lt_device_map_host(r.dev, host + half + 100, half - 100, &part, &r.err));
+        assert_true(at && part - at == half + 100);
+        assert_int_equal(lt_device_map_host(r.dev, host, 0, &at, &r.err), LT_E_INVALID);
+        lt_device_unpin(r.dev, host, half);
+        assert_int_equal(lt_device_map_host(r.dev, host, 2 * half, &at, &r.err), LT_E_INVALID);
+        OK(lt_device_map_host(r.dev, host + half, half, &at, &r.err));
+        lt_device_unpin(r.dev, host + half, half);
+        free(host);
+        close_rig(&r);
+    }
+}
+
 static void specs_name_the_bad_key(void **state)
 {
     (void)state;
@@ -591,6 +625,7 @@ int main(void)
         cmocka_unit_test(a_later_record_releases_nobody_early),
         cmocka_unit_test(errors_stick_and_name_the_work),
         cmocka_unit_test(wrong_arguments_are_refused),
+        cmocka_unit_test(host_memory_is_mapped_while_pinned),
         cmocka_unit_test(specs_name_the_bad_key),
         cmocka_unit_test(memory_is_limited_by_numbers),
         cmocka_unit_test(case_memory_8_five_thousand_reservations),

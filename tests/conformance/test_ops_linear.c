@@ -227,6 +227,23 @@ static void very_long_rows_are_bit_equal(void **state)
 }
 
 /* A weight cut into rows, each slice writing its columns of a wider matrix. */
+/* Page-locked host memory in place of the device's: what a weight is read from changes no bit. */
+static void weights_read_in_place_are_bit_equal(void **state)
+{
+    (void)state;
+    for (int t = 0; t < LT_DTYPE_COUNT; t++) {
+        if (!is_weight((lt_dtype)t))
+            continue;
+        for (int64_t tokens = 1; tokens <= 5; tokens += 4) {
+            product p;
+            product_init(&p, (lt_dtype)t, 101, 1024, tokens, DATA_HEAVY);
+            p.c.in_place = true;
+            rig_check(&p.c, product_name(&p, DATA_HEAVY), p.y);
+            product_free(&p);
+        }
+    }
+}
+
 static void slices_equal_the_whole(void **state)
 {
     (void)state;
@@ -511,7 +528,7 @@ int main(void)
         cmocka_unit_test(a_batch_equals_each_token_alone), cmocka_unit_test(many_tokens_are_bit_equal),
         cmocka_unit_test(prompts_hold_their_bounds),       cmocka_unit_test(prompts_carry_what_is_not_finite),
         cmocka_unit_test(rows_about_a_block_are_bit_equal), cmocka_unit_test(weights_at_odd_addresses_are_bit_equal),
-        cmocka_unit_test(very_long_rows_are_bit_equal),
+        cmocka_unit_test(very_long_rows_are_bit_equal), cmocka_unit_test(weights_read_in_place_are_bit_equal),
     };
     return cmocka_run_group_tests(tests, rig_setup, rig_teardown);
 }

@@ -603,6 +603,15 @@ API lt_curesult cuMemHostRegister_v2(void *ptr, size_t bytes, unsigned flags)
     return leave(LT_CU_OK);
 }
 
+API lt_curesult cuMemHostGetDevicePointer_v2(CUdeviceptr *out, void *host, unsigned flags)
+{
+    ENTER(true);
+    if (flags || !find_span(REGISTERED, (uintptr_t)host, 1, false))
+        return BAD("not registered, or flags");
+    *out = (CUdeviceptr)(uintptr_t)host;
+    return leave(LT_CU_OK);
+}
+
 API lt_curesult cuMemHostUnregister(void *ptr)
 {
     ENTER(true);
@@ -973,6 +982,8 @@ static void control_reset(void)
     g_attributes[LT_CU_ATTR_CC_MAJOR] = 8;
     g_attributes[LT_CU_ATTR_CC_MINOR] = 9;
     g_attributes[LT_CU_ATTR_VMM] = 1;
+    g_attributes[LT_CU_ATTR_MAPS_HOST] = 1;
+    g_attributes[LT_CU_ATTR_UNIFIED_ADDRESSING] = 1;
     g_attributes[LT_CU_ATTR_READ_ONLY_HOST_REGISTER] = 1;
     g_total = FAKE_CUDA_MEMORY;
     g_version = 13000;

@@ -38,11 +38,12 @@ static bool typed(lt_status s, lt_fault_point p)
     case LT_FAULT_COMMIT: return s == LT_E_DEVICE_OOM || s == LT_E_HOST_OOM;
     case LT_FAULT_READ: return s == LT_E_IO;
     case LT_FAULT_MAP: return s == LT_E_IO || s == LT_E_HOST_OOM;
+    case LT_FAULT_PIN: return s == LT_OK; /* a pin refused costs speed */
     default: return s == LT_E_IO || s == LT_E_DEVICE_LOST || s == LT_E_DEVICE_OOM;
     }
 }
 
-static void sweep(lt_fault_point point, const char *device, bool streamed)
+static void sweep_of(lt_fault_point point, const char *device, bool streamed, lt_offload offload)
 {
     injector in = {.point = point};
     lt_ctx_desc d = lt_ctx_desc_default();
@@ -50,7 +51,7 @@ static void sweep(lt_fault_point point, const char *device, bool streamed)
     d.fault_user = &in;
     lt_ctx *ctx;
     assert_int_equal(lt_ctx_create(&d, &ctx, NULL), LT_OK);
-    job j = {model, device, 0, 256, 8, 11, 3};
+    job j = {model, device, 0, 256, 8, 11, 3, offload};
     outcome right = run_job(ctx, &j);
     if (streamed) {
         uint64_t hash = right.logits_hash;
@@ -61,6 +62,7 @@ static void sweep(lt_fault_point point, const char *device, bool streamed)
     if (right.status != LT_OK)
         fail_msg("the clean run failed: %s", right.err.text);
     assert_true((right.plan.streamed_bytes > 0) == streamed);
+    assert_true((right.report.mapped_bytes > 0) == (offload == LT_OFFLOAD_MAPPED));
     int n = 0, absorbed = 0;
     for (;;) {
         atomic_store(&in.left, ++n);
@@ -94,6 +96,9 @@ static void sweep(lt_fault_point point, const char *device, bool streamed)
     lt_ctx_destroy(ctx);
 }
 
+static void sweep(lt_fault_point point, const char *device, bool streamed) { sweep_of(point, device, streamed, LT_OFFLOAD_STREAM); }
+static void mapped(lt_fault_point point) { sweep_of(point, "sim:vram=64M,threads=2", true, LT_OFFLOAD_MAPPED); }
+
 static void host_alloc(void **state) { (void)state; sweep(LT_FAULT_HOST_ALLOC, "sim:vram=64M,threads=2", true); }
 static void commit(void **state) { (void)state; sweep(LT_FAULT_COMMIT, "sim:vram=64M,threads=2", true); }
 static void copy(void **state) { (void)state; sweep(LT_FAULT_COPY, "sim:vram=64M,threads=2", true); }
@@ -101,13 +106,18 @@ static void launch_op(void **state) { (void)state; sweep(LT_FAULT_LAUNCH, "sim:v
 static void read_sim(void **state) { (void)state; sweep(LT_FAULT_READ, "sim:vram=64M,threads=2", true); }
 static void read_cpu(void **state) { (void)state; sweep(LT_FAULT_READ, "cpu:threads=2", false); }
 static void map_file(void **state) { (void)state; sweep(LT_FAULT_MAP, "sim:vram=64M,threads=2", true); }
+static void mapped_alloc(void **state) { (void)state; mapped(LT_FAULT_HOST_ALLOC); }
+static void mapped_pin(void **state) { (void)state; mapped(LT_FAULT_PIN); }
+static void mapped_map(void **state) { (void)state; mapped(LT_FAULT_MAP); }
+static void mapped_launch(void **state) { (void)state; mapped(LT_FAULT_LAUNCH); }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(host_alloc), cmocka_unit_test(commit),   cmocka_unit_test(copy),
         cmocka_unit_test(launch_op),  cmocka_unit_test(read_sim), cmocka_unit_test(read_cpu),
-        cmocka_unit_test(map_file),
+        cmocka_unit_test(map_file),   cmocka_unit_test(mapped_alloc), cmocka_unit_test(mapped_pin),
+        cmocka_unit_test(mapped_map), cmocka_unit_test(mapped_launch),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -184,7 +184,7 @@ static void what_is_not_finite_is_named(void **state)
 static void nothing_is_copied_after_the_first_pass_when_all_fits(void **state)
 {
     (void)state;
-    job j = {llama, "sim:vram=64M", 0, 256, 16, 20, 8};
+    job j = {llama, "sim:vram=64M", 0, 256, 16, 20, 8, LT_OFFLOAD_STREAM};
     outcome o = run_job(ctx, &j);
     assert_int_equal(o.status, LT_OK);
     assert_int_equal(o.plan.streamed_bytes, 0);
@@ -226,7 +226,7 @@ static void a_budget_does_not_choose_the_angles(void **state)
     char path[64];
     make_model(path, "--arch phi3 --layers 2 --embd 128 --ff 256 --heads 4 --kv-heads 2 --head-dim 32 --vocab 512 --ctx 4096 "
                      "--type Q8_0 --rope-factors --seed 9");
-    job j = {path, "sim:vram=64M", 0, 0, 0, 40, 4};
+    job j = {path, "sim:vram=64M", 0, 0, 0, 40, 4, LT_OFFLOAD_STREAM};
     outcome all = run_job(ctx, &j);
     assert_int_equal(all.status, LT_OK);
     j.budget = all.plan.smallest_budget_bytes;

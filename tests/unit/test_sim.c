@@ -282,6 +282,38 @@ static void products_take_the_time_of_their_weight(void **state)
     close_rig(&r);
 }
 
+/* A weight in host memory comes over the link while the product runs: the longer of the two counts, and copies queue behind it. */
+static void what_is_read_in_place_takes_the_link(void **state)
+{
+    (void)state;
+    rig r = open_rig("sim:vram=16M,clock=virtual,compute=1G,h2d=512M,threads=1");
+    uint8_t *host = aligned_alloc(4096, MIB);
+    memset(host, 0, MIB);
+    lt_view x = {.addr = r.mem, .dtype = LT_DTYPE_F32, .ndim = 2, .dim = {1, 256}, .stride = {1024, 4}};
+    lt_view w = {.dtype = LT_DTYPE_F32, .ndim = 2, .dim = {1024, 256}, .stride = {1024, 4}};
+    lt_view y = {.addr = r.mem + 4096, .dtype = LT_DTYPE_F32, .ndim = 2, .dim = {1, 1024}, .stride = {4096, 4}};
+    OK(lt_device_pin(r.dev, host, MIB, &r.err));
+    OK(lt_device_map_host(r.dev, host, MIB, &w.addr, &r.err));
+    lt_op_args linear = {.op = LT_OP_LINEAR, .n_src = 2, .src = {x, w}, .dst = y, .name = "w"};
+    OK(lt_queue_fill(r.compute, r.mem, 0, 4 * MIB, &r.err));
+    OK(lt__queue_launch(r.compute, &linear, &r.err));
+    OK(lt_queue_sync(r.compute, &r.err));
+    assert_int_equal(stats(&r).now_ns, 1953125);
+    assert_int_equal(stats(&r).h2d_bytes, 0);
+    OK(lt_queue_copy_in(r.copy, r.mem + 4 * MIB, host, MIB, &r.err));
+    OK(lt_queue_sync(r.copy, &r.err));
+    assert_int_equal(stats(&r).now_ns, 2 * 1953125);
+
+    linear.dst.addr = w.addr; /* to be read only */
+    linear.src[1].addr = r.mem + MIB;
+    linear.dst.dim[1] = linear.src[1].dim[0] = 16;
+    OK(lt__queue_launch(r.compute, &linear, &r.err));
+    assert_int_not_equal(lt_queue_sync(r.compute, &r.err), LT_OK);
+    lt_device_unpin(r.dev, host, MIB);
+    free(host);
+    close_rig(&r);
+}
+
 static uint64_t cpu_ns(void)
 {
     struct timespec t;
@@ -506,6 +538,7 @@ int main(void)
         cmocka_unit_test(a_launch_computes_in_device_memory),
         cmocka_unit_test(work_outside_committed_memory_is_named),
         cmocka_unit_test(virtual_time_is_arithmetic),
+        cmocka_unit_test(what_is_read_in_place_takes_the_link),
         cmocka_unit_test(overlap_is_exact_and_repeatable),
         cmocka_unit_test(products_take_the_time_of_their_weight),
         cmocka_unit_test(real_copies_keep_to_the_link),

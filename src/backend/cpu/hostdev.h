@@ -18,6 +18,9 @@ typedef struct lt_hostdev {
     uint32_t         threads;
     uint64_t         bias;  /* lt_addr = host pointer + bias */
     bool             apart; /* memory of its own: ranges are checked, addresses are no pointers */
+    /* Where apart: host memory that launches may read in place, at host pointer + map_bias. NULL: none. */
+    uint64_t         map_bias;
+    bool           (*maps)(struct lt_hostdev *d, const void *ptr, uint64_t bytes);
     lt_hostmem       mem;
     lt_hostclock     clock;
     _Atomic uint64_t fail_in[LT_FAULT_COUNT]; /* the how-manieth call fails from now; 0: none */
@@ -101,8 +104,9 @@ lt_mark *lt__hostevent_mark(lt_hostevent *ev);
 /* Appends a command that reaches m; takes over one reference on success. queue.c. */
 lt_status lt__hostqueue_record(lt_hostqueue *q, lt_mark *m, lt_err *err);
 
-/* op.c: address checks, the row, the team. args is the queue's copy; addresses become pointers. */
-lt_status lt__hostdev_launch(lt_hostdev *d, const lt_cpu_row *row, lt_op_args *args, lt_err *err);
+/* launch.c: address checks, the row, the team. args is the queue's copy; addresses become pointers. *mapped: bytes of
+ * host memory that it read in place. */
+lt_status lt__hostdev_launch(lt_hostdev *d, const lt_cpu_row *row, lt_op_args *args, uint64_t *mapped, lt_err *err);
 lt_status lt__hostdev_resolve(lt_hostdev *d, const char *what, lt_addr a, uint64_t bytes, void **out, lt_err *err);
 lt_status lt__hostdev_start_team(lt_hostdev *d, lt_err *err);
 /* Bytes from the first to the last of a view; false when they overflow or the view is no view. */

@@ -37,7 +37,13 @@ lt_status lt__hostdev_resolve(lt_hostdev *d, const char *what, lt_addr a, uint64
     return LT_OK;
 }
 
-static lt_status resolve_views(lt_hostdev *d, lt_op_args *args, const char *name, lt_err *err)
+static bool resolve_mapped(lt_hostdev *d, lt_addr a, uint64_t bytes, void **out)
+{
+    *out = (void *)(uintptr_t)(a - d->map_bias);
+    return d->maps && a >= d->map_bias && d->maps(d, *out, bytes);
+}
+
+static lt_status resolve_views(lt_hostdev *d, lt_op_args *args, const char *name, uint64_t *mapped, lt_err *err)
 {
     for (uint32_t i = 0; i <= args->n_src; i++) {
         lt_view *v = i < args->n_src ? &args->src[i] : &args->dst;
@@ -45,9 +51,13 @@ static lt_status resolve_views(lt_hostdev *d, lt_op_args *args, const char *name
         void *p = NULL;
         if (!lt__view_extent(v, &bytes))
             return lt__fail(err, LT_E_INVALID, "%s: operand %" PRIu32 " has no valid extent", name, i);
-        lt_status s = lt__hostdev_resolve(d, name, v->addr, bytes, &p, err);
-        if (s != LT_OK)
-            return s;
+        if (i < args->n_src && resolve_mapped(d, v->addr, bytes, &p)) {
+            *mapped += bytes;
+        } else {
+            lt_status s = lt__hostdev_resolve(d, name, v->addr, bytes, &p, err);
+            if (s != LT_OK)
+                return s;
+        }
         v->addr = (lt_addr)(uintptr_t)p;
     }
     if (args->scratch) {
@@ -76,10 +86,11 @@ static lt_status grow_scratch(lt_hostdev *d, size_t bytes, const char *name, lt_
     return LT_OK;
 }
 
-lt_status lt__hostdev_launch(lt_hostdev *d, const lt_cpu_row *row, lt_op_args *args, lt_err *err)
+lt_status lt__hostdev_launch(lt_hostdev *d, const lt_cpu_row *row, lt_op_args *args, uint64_t *mapped, lt_err *err)
 {
     const char *name = args->name ? args->name : lt_op_get(args->op)->name;
-    lt_status s = d->apart ? resolve_views(d, args, name, err) : LT_OK;
+    *mapped = 0;
+    lt_status s = d->apart ? resolve_views(d, args, name, mapped, err) : LT_OK;
     if (s != LT_OK)
         return s;
     pthread_mutex_lock(&d->team_lock);

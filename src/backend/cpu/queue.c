@@ -182,14 +182,20 @@ static lt_status run_launch(lt_hostqueue *q, cmd *c, lt_err *err)
     if (c->fault)
         return lt__fail(err, LT_E_DEVICE_LOST, "%s: launch failed: fault injected",
                         args->name ? args->name : lt_op_get(args->op)->name);
-    uint64_t start = d->clock.virt ? ready_ns(q, c) : lt__hostclock_now_ns(&d->clock), end;
-    lt_status s = lt__hostdev_launch(d, c->u.launch.row, args, err);
+    uint64_t start = d->clock.virt ? ready_ns(q, c) : lt__hostclock_now_ns(&d->clock), end, mapped;
+    lt_status s = lt__hostdev_launch(d, c->u.launch.row, args, &mapped, err);
     if (s != LT_OK)
         return s;
     if (!d->clock.virt)
         end = lt__hostclock_now_ns(&d->clock);
     else if (!lt__add_u64(start, virtual_launch_ns(&d->clock, args), &end))
         end = UINT64_MAX;
+    if (mapped && lt__hostclock_paced(&d->clock, LT_COPY_H2D)) { /* what is read in place comes over the link meanwhile */
+        uint64_t there = lt__hostclock_book(&d->clock, LT_COPY_H2D, mapped, start);
+        if (!d->clock.virt && there > end)
+            lt__hostclock_sleep(&d->clock, there);
+        end = lt__max_u64(end, there);
+    }
     set_time(q, end);
     atomic_fetch_add_explicit(&d->launches, 1, memory_order_relaxed);
     atomic_fetch_add_explicit(&d->compute_busy_ns, end - start, memory_order_relaxed);

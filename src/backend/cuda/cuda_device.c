@@ -210,6 +210,7 @@ static lt_status find_device(lt_cuda_device *d, uint64_t ordinal, lt_err *err)
                                .shared_optin_bytes = (uint32_t)attribute(d, LT_CU_ATTR_SHARED_PER_BLOCK_OPTIN),
                                .l2_bytes = (uint64_t)attribute(d, LT_CU_ATTR_L2_BYTES)};
     d->read_only_register = attribute(d, LT_CU_ATTR_READ_ONLY_HOST_REGISTER) != 0;
+    d->maps_host = attribute(d, LT_CU_ATTR_MAPS_HOST) && attribute(d, LT_CU_ATTR_UNIFIED_ADDRESSING);
     return LT_OK;
 }
 
@@ -408,6 +409,7 @@ static void cuda_get_info(const lt_device *dev, lt_device_info *out)
     out->fixed_bytes = atomic_load_explicit(&d->fixed_bytes, memory_order_relaxed);
     out->commit_bytes = LT_CUDA_GRANULE;
     out->align_bytes = 256;
+    out->maps_host = d->maps_host && d->cu.host_pointer;
     snprintf(out->isa, sizeof out->isa, "sm_%d%d", d->props.major, d->props.minor);
 }
 
@@ -479,6 +481,7 @@ static const lt_device_vt cuda_vt = {
     .keep = lt__cuda_keep,
     .pin = lt__cuda_pin,
     .unpin = lt__cuda_unpin,
+    .map_host = lt__cuda_map_host,
     .queue_create = lt__cuda_queue_create,
     .queue_destroy = lt__cuda_queue_destroy,
     .queue_sync = lt__cuda_queue_sync,

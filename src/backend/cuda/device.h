@@ -176,7 +176,7 @@ struct lt_cuda_device {
     lt_cuda_props    props;
     char             name[64], spoken[24]; /* "NVIDIA H200"; "CUDA 13.0" */
     char             id[48];
-    bool             vmm, sync_check, read_only_register, kernels, graphs, fuse, early;
+    bool             vmm, sync_check, read_only_register, maps_host, kernels, graphs, fuse, early;
     uint64_t         total_bytes;
     _Atomic uint64_t fixed_bytes;
     _Atomic uint64_t fail_in[LT_CUDA_FAULT_COUNT];
@@ -221,6 +221,7 @@ void lt__cuda_decommit(lt_device *dev, lt_addr base, uint64_t bytes);
 void lt__cuda_keep(lt_device *dev, uint64_t bytes);
 lt_status lt__cuda_pin(lt_device *dev, void *ptr, size_t bytes, lt_err *err);
 void lt__cuda_unpin(lt_device *dev, void *ptr, size_t bytes);
+lt_status lt__cuda_map_host(lt_device *dev, const void *ptr, size_t bytes, lt_addr *out, lt_err *err);
 bool lt__cuda_pinned(lt_cuda_device *d, const void *ptr, uint64_t bytes);
 
 lt_status lt__cuda_queue_create(lt_device *dev, lt_queue_kind kind, lt_queue **out, lt_err *err);

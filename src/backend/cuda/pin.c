@@ -139,6 +139,40 @@ void lt__cuda_unpin(lt_device *dev, void *ptr, size_t bytes)
     }
 }
 
+/* Registered side by side, the parts must also lie side by side for the device, as they do with unified addressing. */
+lt_status lt__cuda_map_host(lt_device *dev, const void *ptr, size_t bytes, lt_addr *out, lt_err *err)
+{
+    lt_cuda_device *d = lt__cuda_of(dev);
+    lt_cuda_memory *m = &d->memory;
+    uintptr_t first = (uintptr_t)ptr, end = first + bytes, at = first;
+    if (!d->maps_host || !d->cu.host_pointer)
+        return lt__fail(err, LT_E_UNSUPPORTED, "cuda: %s", d->maps_host ? "the driver has no cuMemHostGetDevicePointer"
+                                                                        : "the device does not read host memory in place");
+    lt_status s = lt__cuda_enter(d, err);
+    if (s != LT_OK)
+        return s;
+    pthread_rwlock_rdlock(&m->pin_lock);
+    while (at < end && s == LT_OK) {
+        const lt_cuda_pin *p = m->pins;
+        while (p && (at < p->at || at - p->at >= p->bytes))
+            p = p->next;
+        CUdeviceptr here = 0;
+        lt_curesult r = p ? d->cu.host_pointer(&here, (void *)at, 0) : LT_CU_OK;
+        if (!p)
+            s = lt__fail(err, LT_E_INVALID, "cuda: of %zu bytes to read in place, those from byte %zu on are not pinned", bytes, (size_t)(at - first));
+        else if (r != LT_CU_OK)
+            s = lt__cuda_fail(d, err, r, "cuda: no device address for %zu bytes of pinned memory", bytes);
+        else if (at != first && here - *out != at - first)
+            s = lt__fail(err, LT_E_UNSUPPORTED, "cuda: %zu bytes of pinned memory have no one address on the device", bytes);
+        else if (at == first)
+            *out = here;
+        at = p ? p->at + p->bytes : end;
+    }
+    pthread_rwlock_unlock(&m->pin_lock);
+    lt__cuda_leave(d);
+    return s;
+}
+
 bool lt__cuda_pinned(lt_cuda_device *d, const void *ptr, uint64_t bytes)
 {
     lt_cuda_memory *m = &d->memory;

@@ -17,10 +17,15 @@
 /* Outside both halves of the canonical address space, with 4 and with 5 page table levels; a
  * multiple of every alignment one could ask for. */
 #define SIM_BIAS ((uint64_t)0x5100000000000000)
+#define SIM_MAP_BIAS ((uint64_t)0x5200000000000000) /* of host memory read in place; as outside, and above the other */
 #define SIM_DEFAULT_VRAM ((uint64_t)4 << 30)
+
+typedef struct sim_span { struct sim_span *next; uintptr_t at; size_t bytes; } sim_span;
 
 typedef struct sim_device {
     lt_hostdev host; /* first */
+    pthread_mutex_t pin_lock;
+    sim_span  *pins; /* what may be read in place */
     uint64_t   vram_bytes, fixed_bytes;
     lt_simcard *card; /* NULL: a card of its own */
     pthread_mutex_t card_lock; /* commit and give-back of a shared card; this and the next two */
@@ -47,6 +52,13 @@ static void sim_close(lt_device *dev)
             lt__fault_at(ctx, (lt_fault_point)i, 0);
     lt__hostdev_deinit(&m->host);
     lt__simcard_close(m->card);
+    while (m->pins) {
+        sim_span *p = m->pins;
+        m->pins = p->next;
+        lt__log(ctx, LT_LOG_WARN, "sim", "%zu bytes of host memory were never unpinned", p->bytes);
+        lt__free(ctx, p, sizeof *p);
+    }
+    pthread_mutex_destroy(&m->pin_lock);
     pthread_mutex_destroy(&m->card_lock);
     lt__free(ctx, m, sizeof *m);
 }
@@ -78,6 +90,7 @@ static void sim_get_info(const lt_device *dev, lt_device_info *out)
     out->commit_bytes = LT_HOSTMEM_GRANULE;
     out->align_bytes = 256; /* as cards have it */
     out->memlock = true;
+    out->maps_host = true;
     out->virtual_clock = m->host.clock.virt;
     out->compute_threads = m->host.threads;
     snprintf(out->isa, sizeof out->isa, "%s", lt__cpu_isa_name(m->host.isa));
@@ -174,9 +187,8 @@ static void sim_decommit(lt_device *dev, lt_addr base, uint64_t bytes)
 }
 
 /* Really locked, so that RLIMIT_MEMLOCK refuses here as it does with a card. */
-static lt_status sim_pin(lt_device *dev, void *ptr, size_t bytes, lt_err *err)
+static lt_status lock_host(sim_device *m, void *ptr, size_t bytes, lt_err *err)
 {
-    sim_device *m = sim_of(dev);
     if (lt__hostdev_fault(&m->host, LT_FAULT_PIN))
         return lt__fail(err, LT_E_HOST_OOM, "sim: pinning %zu bytes failed: fault injected", bytes);
     if (mlock(ptr, bytes)) {
@@ -190,10 +202,65 @@ static lt_status sim_pin(lt_device *dev, void *ptr, size_t bytes, lt_err *err)
     return LT_OK;
 }
 
+static lt_status sim_pin(lt_device *dev, void *ptr, size_t bytes, lt_err *err)
+{
+    sim_device *m = sim_of(dev);
+    sim_span *p = lt__zalloc(dev->ctx, sizeof *p);
+    lt_status s = p ? lock_host(m, ptr, bytes, err) : lt__fail_oom(err, sizeof *p, "a pinned range");
+    if (s != LT_OK) {
+        lt__free(dev->ctx, p, sizeof *p);
+        return s;
+    }
+    pthread_mutex_lock(&m->pin_lock);
+    *p = (sim_span){.next = m->pins, .at = (uintptr_t)ptr, .bytes = bytes};
+    m->pins = p;
+    pthread_mutex_unlock(&m->pin_lock);
+    return LT_OK;
+}
+
 static void sim_unpin(lt_device *dev, void *ptr, size_t bytes)
 {
-    (void)dev;
+    sim_device *m = sim_of(dev);
+    pthread_mutex_lock(&m->pin_lock);
+    sim_span **at = &m->pins;
+    while (*at && ((*at)->at != (uintptr_t)ptr || (*at)->bytes != bytes))
+        at = &(*at)->next;
+    sim_span *p = *at;
+    if (p)
+        *at = p->next;
+    pthread_mutex_unlock(&m->pin_lock);
+    if (!p) {
+        lt__log(dev->ctx, LT_LOG_ERROR, "sim", "unpin of %zu bytes that were not pinned so; ignored", bytes);
+        return;
+    }
     munlock(ptr, bytes);
+    lt__free(dev->ctx, p, sizeof *p);
+}
+
+/* Whole, by one pinned range or by several side by side. */
+static bool sim_maps(lt_hostdev *d, const void *ptr, uint64_t bytes)
+{
+    sim_device *m = (sim_device *)d;
+    uintptr_t at = (uintptr_t)ptr, end = at + bytes;
+    bool found = end >= at;
+    pthread_mutex_lock(&m->pin_lock);
+    while (found && at < end) {
+        const sim_span *p = m->pins;
+        while (p && (at < p->at || at - p->at >= p->bytes))
+            p = p->next;
+        found = p != NULL;
+        at = p ? p->at + p->bytes : at;
+    }
+    pthread_mutex_unlock(&m->pin_lock);
+    return found;
+}
+
+static lt_status sim_map_host(lt_device *dev, const void *ptr, size_t bytes, lt_addr *out, lt_err *err)
+{
+    if (!sim_maps(&sim_of(dev)->host, ptr, bytes))
+        return lt__fail(err, LT_E_INVALID, "sim: %zu bytes to read in place are not, or not wholly, pinned", bytes);
+    *out = (lt_addr)(uintptr_t)ptr + SIM_MAP_BIAS;
+    return LT_OK;
 }
 
 static const lt_device_vt sim_vt = {
@@ -208,6 +275,7 @@ static const lt_device_vt sim_vt = {
     .keep = sim_keep,
     .pin = sim_pin,
     .unpin = sim_unpin,
+    .map_host = sim_map_host,
     LT_HOSTDEV_VT_ROWS,
 };
 
@@ -352,6 +420,8 @@ static lt_status sim_open(lt_ctx *ctx, const char *opts, lt_device **out, lt_err
         return lt__fail_oom(err, sizeof *m, "sim device");
     lt__hostdev_init(&m->host, &sim_vt, ctx, "sim", o.isa, o.threads);
     m->host.bias = SIM_BIAS;
+    m->host.map_bias = SIM_MAP_BIAS;
+    m->host.maps = sim_maps;
     m->host.apart = true;
     m->host.mem.poisoned = o.poison;
     m->host.mem.poison = 0xFF;
@@ -364,6 +434,7 @@ static lt_status sim_open(lt_ctx *ctx, const char *opts, lt_device **out, lt_err
     m->vram_bytes = o.vram;
     m->fixed_bytes = o.fixed;
     pthread_mutex_init(&m->card_lock, NULL);
+    pthread_mutex_init(&m->pin_lock, NULL);
     uint64_t free_bytes = 0;
     if (*o.card)
         s = lt__simcard_open(ctx, o.card, o.vram, &m->card, err);
