@@ -9,7 +9,8 @@
  *     lt_session_get_report(s, &rep);
  *     lt_session_destroy(s);
  *
- * Order      create loads what the plan keeps resident. Tokens continue the sequence;
+ * Order      create loads what the plan keeps resident; where the device gives less than the plan was made
+ *            for, with a smaller plan, which the list of budget changes tells. Tokens continue the sequence;
  *            lt_session_truncate goes back to a length.
  * Lifetime   borrows model, device and plan. Logits live until the next call on the session.
  * Threads    one caller at a time; lt_session_cancel may come from any thread or a signal handler.

@@ -121,7 +121,7 @@ static void drop_engine(lt_session *s)
 
 /* With no engine there: one for p, with the KV that was saved. `own` is p where the session owns it, and is
  * the session's from the moment the arena exists. */
-static lt_status try_plan(lt_session *s, const lt_plan *p, lt_plan *own, lt_err *err)
+static lt_status try_plan(lt_session *s, const lt_plan *p, lt_plan *own, bool quiet, lt_err *err)
 {
     lt__host_io io = {0};
     lt_status st = LT_OK;
@@ -131,7 +131,7 @@ static lt_status try_plan(lt_session *s, const lt_plan *p, lt_plan *own, lt_err 
     if (p->direct != s->store_direct)
         st = lt__session_open_store(s, p->direct, err);
     if (st == LT_OK)
-        st = lt__session_make_engine(s, p, true, err);
+        st = lt__session_make_engine(s, p, quiet, err);
     if (st != LT_OK) {
         lt__session_free_io(s, &io);
         return st;
@@ -168,7 +168,7 @@ static lt_status try_least(lt_session *s, lt_err *err)
     lt_status st = lt__plan_again(s->first, s->dev, s->giving.least, &p, err);
     if (st != LT_OK)
         return st;
-    st = try_plan(s, p, p, err);
+    st = try_plan(s, p, p, true, err);
     if (s->own != p)
         lt_plan_destroy(p);
     return st;
@@ -179,7 +179,7 @@ static lt_status ensure_engine(lt_session *s, lt_err *err)
 {
     if (s->engine)
         return LT_OK;
-    lt_status st = try_plan(s, s->plan, s->own, err);
+    lt_status st = try_plan(s, s->plan, s->own, true, err);
     if (is_oom(st) && s->giving.least && s->giving.least < s->plan->info.budget_bytes)
         st = try_least(s, err);
     return st;
@@ -240,11 +240,11 @@ static lt_status change_budget(lt_session *s, uint64_t to, lt_budget_change c, b
     lt__share_keep(s->desc.share, n->predicted_peak_bytes - n->fixed_bytes);
     lt_device_keep(s->dev, lt__min_u64(n->predicted_peak_bytes - n->fixed_bytes, s->plan->arena_bytes));
     drop_engine(s);
-    st = try_plan(s, next ? next : s->first, next, err);
+    st = try_plan(s, next ? next : s->first, next, true, err);
     if (is_oom(st)) {
         *refused = true;
         lt_err back;
-        lt_status was = c.from < to ? try_plan(s, s->plan, s->own, &back) : st;
+        lt_status was = c.from < to ? try_plan(s, s->plan, s->own, true, &back) : st;
         if (is_oom(was))
             was = try_least(s, &back);
         st = was == LT_OK ? LT_OK : st;
@@ -261,6 +261,43 @@ static lt_status change_budget(lt_session *s, uint64_t to, lt_budget_change c, b
     c.why = *refused ? "refused" : c.why;
     note_change(s, c);
     return LT_OK;
+}
+
+/* A plan for a smaller budget: what is free now, else a quarter less; the smallest at last. */
+static lt_status try_less(lt_session *s, uint64_t *budget, lt_err *err)
+{
+    uint64_t free_bytes = s->first->info.fixed_bytes + lt_device_free_bytes(s->dev), t0 = lt__now_ns();
+    uint64_t to = lt__max_u64(s->giving.least, free_bytes < *budget ? free_bytes : *budget - *budget / 4);
+    lt_budget_change c = {.why = "refused", .from = *budget, .to = to, .free_bytes = free_bytes - s->first->info.fixed_bytes};
+    lt_plan *p;
+    lt_status st = lt__plan_again(s->first, s->dev, to, &p, err);
+    if (st != LT_OK)
+        return st;
+    *budget = to;
+    st = try_plan(s, p, p, false, err);
+    c.seconds = (double)(lt__now_ns() - t0) * 1e-9;
+    if (s->own != p)
+        lt_plan_destroy(p);
+    if (st == LT_OK)
+        note_change(s, c);
+    return st;
+}
+
+lt_status lt__session_first_engine(lt_session *s, lt_err *err)
+{
+    uint64_t budget = s->plan->info.budget_bytes;
+    lt_err first = {0}, again;
+    lt_status st = lt__session_make_engine(s, s->plan, false, &first);
+    if (st == LT_OK)
+        return lt__session_find_tensors(s, err);
+    lt_status less = st == LT_E_DEVICE_OOM ? find_least(s, &again) : st;
+    while (less == LT_OK && st == LT_E_DEVICE_OOM && budget > s->giving.least)
+        st = try_less(s, &budget, &again);
+    if (st == LT_OK)
+        return LT_OK;
+    if (err)
+        *err = first;
+    return first.status;
 }
 
 lt_status lt_session_rebudget(lt_session *s, uint64_t bytes, lt_err *err)

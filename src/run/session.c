@@ -198,9 +198,7 @@ lt_status lt_session_create(const lt_model *m, lt_device *dev, const lt_plan *pl
     if (st == LT_OK)
         st = lt__session_alloc_io(s, plan, &s->io, err);
     if (st == LT_OK)
-        st = lt__session_make_engine(s, plan, false, err);
-    if (st == LT_OK)
-        st = lt__session_find_tensors(s, err);
+        st = lt__session_first_engine(s, err);
     if (st != LT_OK) {
         lt_session_destroy(s);
         return st;

@@ -100,6 +100,8 @@ void lt__session_residency_stats(const lt_session *s, lt_residency_stats *out); 
 /* rebudget.c */
 void lt__session_published(void *session); /* the arena of `making` is there */
 void lt__session_watch(lt_session *s); /* at create: whether and for what */
+/* At create. Where the device gives less than it said was free, plans for less are tried, down to the smallest. */
+LT_NODISCARD lt_status lt__session_first_engine(lt_session *s, lt_err *err);
 /* Before each pass: an engine is there, and the reserve is held as far as it can be. */
 LT_NODISCARD lt_status lt__session_before_pass(lt_session *s, lt_err *err);
 void lt__session_drop_saved(lt_session *s);
