@@ -126,11 +126,73 @@ static void smallest_budget_changes_no_bit(void **state)
     assert_int_equal(tried, 6);
 }
 
+/* --- a card: LT_TEST_CARD names it ----------------------------------------------------- */
+
+static double session_error(const lt_model *m, const json_t *e, const char *device)
+{
+    golden g = golden_load(e);
+    float *got = malloc(g.n * m->hp.vocab * sizeof *got);
+    score(m, device, 0, 0, is_float(e) ? LT_DTYPE_F32 : LT_DTYPE_F16, g.ids, g.n, got);
+    double d = golden_error(&g, got, m->hp.vocab);
+    free(got);
+    golden_free(&g);
+    return d;
+}
+
+/* As a user runs it, flash attention and tensor cores: with quantised weights no more than 1.1 times the processor's own
+ * error; with floats, whose products sum halves, the classes of the ops (f32: attention alone rounds to halves). */
+static double hold_card(const lt_model *m, const json_t *e, const char *card)
+{
+    const char *t = text_of(e, "dtype");
+    bool floats = t && is_float(e);
+    double on_card = session_error(m, e, card), on_cpu = session_error(m, e, "cpu");
+    double most = !floats ? 1.1 * on_cpu : strcmp(t, "BF16") == 0 ? 1e-4 : strcmp(t, "F16") == 0 ? 1e-5 : 1e-6;
+    printf("%-18s NMSE %.3g, the processor's %.3g\n", text_of(e, "name"), on_card, on_cpu);
+    if (!(on_card <= most))
+        fail_msg("%s on %s: NMSE %.4g, at most %.4g was expected", text_of(e, "name"), card, on_card, most);
+    return floats ? 0 : on_card / on_cpu;
+}
+
+static void errors_on_a_card(void **state)
+{
+    (void)state;
+    const char *card = getenv("LT_TEST_CARD");
+    if (!card)
+        skip();
+    json_t *e;
+    size_t i, real = 0;
+    double worst = 0;
+    json_array_foreach(json_object_get(manifest, "models"), i, e) {
+        lt_model *m = golden_model(e);
+        double r = hold_card(m, e, card);
+        worst = r > worst ? r : worst;
+        lt_model_close(m);
+    }
+    json_array_foreach(json_object_get(manifest, "real"), i, e) {
+        const char *path = getenv(strcmp(text_of(e, "name"), "smollm2") == 0 ? "LT_TEST_SMOLLM2" : "LT_TEST_GEMMA3");
+        lt_model *m;
+        lt_err err;
+        if (!path || !sha256_is(path, text_of(e, "sha256"))) {
+            printf("%s: not there, not compared\n", text_of(e, "name"));
+            continue;
+        }
+        if (lt_model_open(ctx, path, &m, &err) != LT_OK)
+            fail_msg("%s", err.text);
+        double r = hold_card(m, e, card);
+        printf("%s: %.3f of the processor's error\n", text_of(e, "name"), r);
+        worst = r > worst ? r : worst;
+        lt_model_close(m);
+        real++;
+    }
+    printf("on %s: worst %.3f of the processor's error, %zu real models among them\n", card, worst, real);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_dtype_and_architecture_on_cpu),
         cmocka_unit_test(smallest_budget_changes_no_bit),
+        cmocka_unit_test(errors_on_a_card),
     };
     return cmocka_run_group_tests_name("golden session", tests, golden_setup, golden_teardown);
 }
