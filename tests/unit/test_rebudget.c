@@ -327,10 +327,10 @@ static void same_bits_on_a_card(void **state)
 
 /* The Nth piece of memory is refused: of the first arena, or of one of a changed budget. Budgets are of the plan for
  * this very device: what opening it takes differs by some MiB. */
-static void refused_pieces(const char *spec, const char *fault)
+static void refused_pieces(const char *spec, const char *fault, const char *model)
 {
     char path[64], failing[160];
-    make_model(path, CARD_MODEL);
+    make_model(path, model);
     session_rig right = open_session(ctx, path, spec, 0, 512, 0, 0, NULL);
     prompt(&right, 40);
     decode(&right, 4);
@@ -372,7 +372,7 @@ static void refused_pieces(const char *spec, const char *fault)
     unlink(path);
 }
 
-static void a_sim_that_refuses_pieces(void **state) { (void)state; refused_pieces("sim:vram=1G,threads=2", "fail=commit"); }
+static void a_sim_that_refuses_pieces(void **state) { (void)state; refused_pieces("sim:vram=1G,threads=2", "fail=commit", TINY_LLAMA); }
 
 static void a_card_that_refuses_pieces(void **state)
 {
@@ -380,7 +380,7 @@ static void a_card_that_refuses_pieces(void **state)
     const char *card = getenv("LT_TEST_CARD");
     if (!card || strncmp(card, "cuda", 4) != 0)
         skip();
-    refused_pieces(card, "fail=create");
+    refused_pieces(card, "fail=create", CARD_MODEL);
 }
 
 /* Stopped while weights are read again: the call says so, the next one goes on. */
