@@ -141,10 +141,6 @@ void lt_pool_destroy(lt_pool *p)
         lt__log(p->ctx, LT_LOG_ERROR, "pool", "'%s' destroyed with %llu blocks not freed: %s", p->name,
                 (unsigned long long)blocks, held);
     }
-    for (size_t i = 0; i < p->n_cells; i++)
-        if (p->cells[i])
-            lt_device_decommit(p->dev, p->base + i * p->chunk,
-                               lt__min_u64(p->chunk, p->range - i * p->chunk));
     lt__order_deinit(p);
     lt__sub_deinit(&p->sub);
     lt_device_unreserve(p->dev, p->base, p->range);

@@ -16,8 +16,8 @@ static uint64_t missing(const lt_pool *p, uint64_t addr, uint64_t bytes)
     return sum;
 }
 
-/* Commits what is missing of first..last, or nothing. */
-static lt_status commit_cells(lt_pool *p, size_t first, size_t last, lt_err *err)
+/* Commits what is missing of first..last, or nothing. fresh: on failure the whole range goes, commits with it. */
+static lt_status commit_cells(lt_pool *p, size_t first, size_t last, bool fresh, lt_err *err)
 {
     size_t at = first;
     lt_err why = {0};
@@ -31,7 +31,8 @@ static lt_status commit_cells(lt_pool *p, size_t first, size_t last, lt_err *err
     for (size_t i = first; i <= last; i++) {
         if (p->cells[i] != 2) continue;
         if (st != LT_OK) {
-            lt_device_decommit(p->dev, cell_addr(p, i), cell_bytes(p, i));
+            if (!fresh)
+                lt_device_decommit(p->dev, cell_addr(p, i), cell_bytes(p, i));
             p->cells[i] = 0;
             continue;
         }
@@ -97,7 +98,7 @@ lt_status lt__grow_for(lt_pool *p, uint64_t bytes, uint64_t align, bool high, bo
         lt_status st =
             lt__sub_prepare(&p->sub, (uint32_t)lt__min_u64(2 * (last - first + 1) + 2, UINT32_MAX), err);
         if (st != LT_OK) return st;
-        st = commit_cells(p, first, last, err);
+        st = commit_cells(p, first, last, false, err);
         if (transient(st) && !attempt) { /* "not ready": once more, when the device has settled */
             lt__pool_unlock(p);
             lt__log(p->ctx, LT_LOG_WARN, "pool", "'%s': a commit failed, tried once more after a wait", p->name);
@@ -113,7 +114,7 @@ lt_status lt__grow_for(lt_pool *p, uint64_t bytes, uint64_t align, bool high, bo
 lt_status lt__grow_all(lt_pool *p, lt_err *err)
 {
     lt_status st = lt__sub_prepare(&p->sub, (uint32_t)lt__min_u64(2 * p->n_cells + 2, UINT32_MAX), err);
-    return st == LT_OK ? commit_cells(p, 0, p->n_cells - 1, err) : st;
+    return st == LT_OK ? commit_cells(p, 0, p->n_cells - 1, true, err) : st;
 }
 
 /* Work may still run on what became free without an event, or behind the base event. */

@@ -323,7 +323,7 @@ static lt_status measure(lt_ctx *ctx, lt_device *dev, const char *folder, lt_pro
     if ((s = lt_device_commit(dev, b.mem, b.mem_bytes, err)) != LT_OK)
         goto unreserve;
     if ((s = lt_queue_create(dev, LT_QUEUE_COMPUTE, &b.queue, err)) != LT_OK)
-        goto decommit;
+        goto unreserve;
     /* 0x11 everywhere: finite scales of every dtype, no subnormals. */
     if ((s = lt_queue_fill(b.queue, b.mem, 0x11, b.mem_bytes, err)) == LT_OK &&
         (s = measure_products(&b, p, err)) == LT_OK && (s = measure_memory(&b, p, err)) == LT_OK &&
@@ -334,9 +334,7 @@ static lt_status measure(lt_ctx *ctx, lt_device *dev, const char *folder, lt_pro
     lt_queue_destroy(b.queue);
     if (s == LT_OK)
         measure_disk(ctx, folder, p);
-decommit:
-    lt_device_decommit(dev, b.mem, b.mem_bytes);
-unreserve:
+unreserve: /* takes the commit along */
     lt_device_unreserve(dev, b.mem, b.mem_bytes);
     return s;
 }
