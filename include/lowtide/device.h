@@ -46,6 +46,7 @@ typedef struct lt_device_info {
     char     name[96];         /* "cpu: AMD EPYC, 2 threads, avx2" */
     char     kind[16];         /* "cpu", "sim", "cuda" */
     char     id[48];           /* the same for every process on this machine, a file name; "": memory of its own, or RAM */
+    char     memory_mode[16];  /* "host", "device", "managed": what commit gives */
     uint64_t total_bytes;      /* of the device; on cpu: RAM within the container's limit */
     uint64_t free_bytes;       /* what could be committed now */
     uint64_t fixed_bytes;      /* what opening the device itself took out of total_bytes */
@@ -68,6 +69,7 @@ typedef struct lt_device_info {
  *        card=FILE (one card shared by all devices, also of other processes, that name this file),
  *        fail=POINT:N (POINT is commit, copy, launch, pin, or read, map, alloc of the context
  *        while the device is open; N counts from 1)
+ *   cuda: device=N, managed=1 (one range of managed memory, prefetched to the card), sync-check=1, vmm=0, ...
  * docs/architecture.md says what each means. */
 LT_API LT_NODISCARD lt_status
 lt_device_open(lt_ctx *ctx, const char *spec, lt_device **out, lt_err *err);
@@ -84,7 +86,8 @@ LT_API uint64_t lt_device_free_bytes(const lt_device *dev);
 
 /* Address space without memory; commit puts memory behind a part of it. base and
  * bytes of commit and decommit are multiples of commit_bytes. Committed memory has
- * any content. Decommit is the caller's promise that no queued work touches it. */
+ * any content. Decommit is the caller's promise that no queued work touches it. Unreserve takes
+ * commits along, which is cheaper than a decommit before it where memory is managed. */
 LT_API LT_NODISCARD lt_status
 lt_device_reserve(lt_device *dev, uint64_t bytes, lt_addr *out, lt_err *err);
 LT_API void lt_device_unreserve(lt_device *dev, lt_addr base, uint64_t bytes);
@@ -139,6 +142,7 @@ LT_API uint64_t lt_event_time_ns(const lt_event *ev);
 
 typedef struct lt_device_stats {
     uint64_t committed_bytes, peak_committed_bytes;
+    uint64_t host_bytes, peak_host_bytes;   /* managed memory: what was given back and lies on the host, at most */
     uint64_t copies, h2d_bytes, d2h_bytes, d2d_bytes; /* what launches read of mapped host memory is in none of them */
     uint64_t launches;                      /* of ops; of kernels on cuda */
     uint64_t graphs;                        /* times a prepared graph of launches was given whole */

@@ -485,6 +485,9 @@ lt_status lt__plan_make(lt__plan_input *in, const lt_device_info *dev, const lt_
                         lt__format_bytes(d->budget_bytes, a, sizeof a), lt__format_bytes(budget, b, sizeof b),
                         lt__format_bytes(dev->free_bytes, e, sizeof e));
     }
+    if (strcmp(dev->memory_mode, "managed") == 0)
+        lt__plan_reason(p, "memory is managed: the arena is prefetched to the card, and lies there whole unless others need more than "
+                           "is free: then the driver moves pages to the host, and kernels read those over the link");
     if ((s = place_weights(p, in, &c, room, !dev->host_visible, err)) != LT_OK) {
         drop_plan(p);
         return s;

@@ -12,12 +12,13 @@
 #define BIAS 0x5100000000000000ull
 #define GRANULE ((uint64_t)2 << 20)
 
-enum { RESERVED, MAPPED, ALLOCATED, REGISTERED };
+enum { RESERVED, MAPPED, ALLOCATED, REGISTERED, MANAGED };
 typedef struct span {
     struct span *next;
     int kind;
     uint64_t at, bytes, handle;
     bool access, lasting;
+    uint8_t *pages; /* managed: where each is */
 } span;
 
 typedef struct handle {
@@ -40,14 +41,14 @@ struct CUctx_st { int refs; };
 struct CUgraph_st { uint64_t launches; };
 struct CUgraphExec_st { uint64_t launches; bool uploaded; };
 
-typedef enum what { COPY_IN, COPY_OUT, COPY, FILL, CALL, LAUNCH, RECORD, WAIT } what;
+typedef enum what { COPY_IN, COPY_OUT, COPY, FILL, CALL, LAUNCH, RECORD, WAIT, PREFETCH } what;
 typedef struct work {
     struct work *next;
     what kind;
     uint64_t dst, src, bytes;
     void *host;
-    bool owned; /* host was staged */
-    uint8_t value;
+    bool owned; /* host was staged; of a prefetch: discards */
+    uint8_t value; /* of a prefetch: where to */
     lt_cuhostfn *fn;
     record *mark;
 } work;
@@ -72,7 +73,7 @@ static int g_n_functions;
 static fake_cuda_counts g_counts;
 static uint64_t g_total = FAKE_CUDA_MEMORY, g_next_handle = 1;
 static lt_curesult g_broken, g_break_with;
-static int g_version = 13000;
+static int g_version = 13000, g_devices = 1;
 static int g_attributes[256];
 static struct { char symbol[64]; uint64_t calls, fail_in; lt_curesult result; } g_calls[96];
 static _Thread_local int t_depth;
@@ -165,6 +166,8 @@ static bool reachable(uint64_t at, uint64_t bytes)
         span *s = find_span(ALLOCATED, at, 1, false);
         if (!s)
             s = find_span(MAPPED, at, 1, false);
+        if (!s)
+            s = find_span(MANAGED, at, 1, false);
         if (!s || (s->kind == MAPPED && !s->access))
             return false;
         uint64_t n = s->bytes - (at - s->at);
@@ -202,6 +205,11 @@ static uint64_t new_space(uint64_t bytes)
     return at + BIAS;
 }
 
+static bool placed(uint64_t at, uint64_t bytes);
+static void run_prefetch(const work *w);
+static void evict(uint64_t bytes);
+static void drop_pages(span *s);
+
 /* --- streams --- */
 
 static void run_work(work *w)
@@ -218,6 +226,14 @@ static void run_work(work *w)
         g_broken = LT_CU_ILLEGAL_ADDRESS;
         broken = true;
     }
+    if (!broken && w->kind <= FILL &&
+        ((w->kind != COPY_OUT && !placed(w->dst, w->bytes)) || ((w->kind == COPY_OUT || w->kind == COPY) && !placed(w->src, w->bytes)))) {
+        violate("stream", "work touches managed memory that was not prefetched to the card");
+        g_broken = LT_CU_ILLEGAL_ADDRESS; /* the real one would only be slow */
+        broken = true;
+    }
+    if (!broken && w->kind == PREFETCH)
+        run_prefetch(w);
     while (w->kind == WAIT && !w->mark->done)
         pthread_cond_wait(&g_moved, &g_lock);
     if (w->kind == RECORD) {
@@ -299,8 +315,11 @@ static void drain(CUstream s)
 /* A broken context takes all with it that could not be given back. */
 static void bury(void)
 {
-    while (g_spans)
+    while (g_spans) {
+        free(g_spans->pages);
         drop_span(g_spans);
+    }
+    g_counts.host_bytes = g_counts.advised_bytes = 0;
     for (handle *h; (h = g_handles);) {
         g_handles = h->next;
         free(h);
@@ -343,7 +362,7 @@ API lt_curesult cuGetErrorString(lt_curesult error, const char **text)
 API lt_curesult cuDeviceGetCount(int *count)
 {
     ENTER(false);
-    *count = 1;
+    *count = g_devices;
     return leave(LT_CU_OK);
 }
 
@@ -351,22 +370,22 @@ API lt_curesult cuDeviceGet(CUdevice *device, int ordinal)
 {
     ENTER(false);
     *device = ordinal;
-    return leave(ordinal ? LT_CU_INVALID_DEVICE : LT_CU_OK);
+    return leave(ordinal >= g_devices ? LT_CU_INVALID_DEVICE : LT_CU_OK);
 }
 
 API lt_curesult cuDeviceGetName(char *name, int bytes, CUdevice device)
 {
     ENTER(false);
-    snprintf(name, (size_t)bytes, "Fake Card");
-    return leave(device ? LT_CU_INVALID_DEVICE : LT_CU_OK);
+    snprintf(name, (size_t)bytes, device ? "Old Fake" : "Fake Card");
+    return leave(device >= g_devices ? LT_CU_INVALID_DEVICE : LT_CU_OK);
 }
 
 API lt_curesult cuDeviceGetAttribute(int *value, int attribute, CUdevice device)
 {
     ENTER(false);
-    if (attribute < 0 || attribute >= 256 || device)
+    if (attribute < 0 || attribute >= 256 || device < 0 || device >= g_devices)
         return BAD("no such attribute or device");
-    *value = g_attributes[attribute];
+    *value = device && attribute == LT_CU_ATTR_CONCURRENT_MANAGED ? 0 : g_attributes[attribute]; /* others lack it */
     return leave(LT_CU_OK);
 }
 
@@ -428,9 +447,12 @@ API lt_curesult cuMemGetInfo_v2(size_t *mem_free, size_t *total)
     return leave(LT_CU_OK);
 }
 
+#include "fake_managed.inc"
+
 API lt_curesult cuMemAlloc_v2(CUdeviceptr *out, size_t bytes)
 {
     ENTER(true);
+    evict(bytes);
     if (used() > g_total || bytes > g_total - used())
         return leave(LT_CU_OUT_OF_MEMORY);
     *out = new_space(bytes);
@@ -445,6 +467,13 @@ API lt_curesult cuMemFree_v2(CUdeviceptr ptr)
 {
     ENTER(true);
     span *s = find_span(ALLOCATED, ptr, 0, true);
+    if (!s && (s = find_span(MANAGED, ptr, 0, true)) != NULL) {
+        drop_pages(s);
+        munmap(host_of(ptr - PAGE), s->bytes + PAGE);
+        g_counts.allocations--;
+        drop_span(s);
+        return leave(LT_CU_OK);
+    }
     if (!s)
         return BAD("not allocated");
     munmap(host_of(ptr), s->bytes);
@@ -502,6 +531,7 @@ API lt_curesult cuMemCreate(lt_cumemhandle *out, size_t bytes, const lt_cumempro
     ENTER(true);
     if (!bytes || bytes % GRANULE || !prop_fine(prop) || flags)
         return BAD("size is no multiple of the granularity, or the properties are wrong");
+    evict(bytes);
     if (used() > g_total || bytes > g_total - used())
         return leave(LT_CU_OUT_OF_MEMORY);
     handle *h = calloc(1, sizeof *h);
@@ -984,9 +1014,11 @@ static void control_reset(void)
     g_attributes[LT_CU_ATTR_VMM] = 1;
     g_attributes[LT_CU_ATTR_MAPS_HOST] = 1;
     g_attributes[LT_CU_ATTR_UNIFIED_ADDRESSING] = 1;
+    g_attributes[LT_CU_ATTR_MANAGED] = g_attributes[LT_CU_ATTR_CONCURRENT_MANAGED] = 1;
     g_attributes[LT_CU_ATTR_READ_ONLY_HOST_REGISTER] = 1;
     g_total = FAKE_CUDA_MEMORY;
     g_version = 13000;
+    g_devices = 1;
     g_broken = g_break_with = 0;
     pthread_mutex_unlock(&g_lock);
 }
@@ -1025,12 +1057,14 @@ static void control_break(lt_curesult result)
 static void control_attribute(int attribute, int value) { g_attributes[attribute] = value; }
 static void control_memory(uint64_t total) { g_total = total; }
 static void control_version(int version) { g_version = version; }
+static void control_devices(int n) { g_devices = n; }
 
 __attribute__((constructor)) static void start(void) { control_reset(); }
 
 API const fake_cuda_control *fake_cuda(void)
 {
     static const fake_cuda_control c = {control_reset, control_counts, control_fail, control_calls,
-                                        control_break, control_attribute, control_memory, control_version};
+                                        control_break, control_attribute, control_memory, control_version,
+                                        control_devices};
     return &c;
 }

@@ -13,6 +13,8 @@
 typedef struct fake_cuda_counts {
     uint64_t reservations, handles, mappings, allocations, registrations, streams, events, contexts, modules, graphs;
     uint64_t held_bytes, peak_held_bytes; /* physical */
+    uint64_t host_bytes, advised_bytes;   /* managed: with pages on the host; with advice, once for each kind */
+    uint64_t moved_bytes, evicted_bytes;  /* managed: with their content, and of those to make room */
     uint64_t violations, launches, launch_x; /* launches: given, and of replayed graphs */
     char     violation[256]; /* the first */
 } fake_cuda_counts;
@@ -28,6 +30,7 @@ typedef struct fake_cuda_control {
     void (*set_attribute)(int attribute, int value);
     void (*set_memory)(uint64_t total);
     void (*set_version)(int version);
+    void (*set_devices)(int n); /* those beside the first have no concurrent managed access */
 } fake_cuda_control;
 
 typedef const fake_cuda_control *fake_cuda_control_fn(void); /* symbol "fake_cuda" */

@@ -55,6 +55,8 @@ static void values_are_the_toolkits(void **state)
         SAME(LT_CU_ATTR_PCI_DOMAIN, CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID),
         SAME(LT_CU_ATTR_CC_MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR),
         SAME(LT_CU_ATTR_CC_MINOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR),
+        SAME(LT_CU_ATTR_MANAGED, CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY),
+        SAME(LT_CU_ATTR_CONCURRENT_MANAGED, CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS),
         SAME(LT_CU_ATTR_SHARED_PER_BLOCK_OPTIN, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN),
         SAME(LT_CU_ATTR_HOST_REGISTER, CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED),
         SAME(LT_CU_ATTR_VMM, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED),
@@ -71,6 +73,14 @@ static void values_are_the_toolkits(void **state)
         SAME(LT_CU_FUNC_MAX_DYNAMIC_SHARED, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES),
         SAME(LT_CU_MEM_PINNED, CU_MEM_ALLOCATION_TYPE_PINNED),
         SAME(LT_CU_MEM_LOCATION_DEVICE, CU_MEM_LOCATION_TYPE_DEVICE),
+        SAME(LT_CU_MEM_LOCATION_HOST, CU_MEM_LOCATION_TYPE_HOST),
+        SAME(LT_CU_MEM_ATTACH_GLOBAL, CU_MEM_ATTACH_GLOBAL),
+        SAME(LT_CU_ADVISE_PREFER, CU_MEM_ADVISE_SET_PREFERRED_LOCATION),
+        SAME(LT_CU_ADVISE_UNPREFER, CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION),
+        SAME(LT_CU_ADVISE_ACCESSED, CU_MEM_ADVISE_SET_ACCESSED_BY),
+        SAME(LT_CU_ADVISE_UNACCESSED, CU_MEM_ADVISE_UNSET_ACCESSED_BY),
+        SAME(LT_CU_DEVICE_CPU, CU_DEVICE_CPU),
+        SAME(sizeof(lt_cumemlocation), sizeof(CUmemLocation)),
         SAME(LT_CU_MEM_READWRITE, CU_MEM_ACCESS_FLAGS_PROT_READWRITE),
         SAME(LT_CU_GRANULARITY_MINIMUM, CU_MEM_ALLOC_GRANULARITY_MINIMUM),
         SAME(sizeof(lt_cumemprop), sizeof(CUmemAllocationProp)),
@@ -101,6 +111,16 @@ static void parameters_are_the_toolkits(void **state)
     PARAMETERS(CUresult(CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle, unsigned long long), cuMemMap);
     PARAMETERS(CUresult(CUdeviceptr, size_t), cuMemUnmap);
     PARAMETERS(CUresult(void *, size_t, unsigned), cuMemHostRegister);
+    PARAMETERS(CUresult(CUdeviceptr *, size_t, unsigned), cuMemAllocManaged);
+#if CUDA_VERSION >= 13000 /* the header's names are of the second version from there on */
+    PARAMETERS(CUresult(CUdeviceptr, size_t, CUmem_advise, CUmemLocation), cuMemAdvise);
+    PARAMETERS(CUresult(CUdeviceptr, size_t, CUmemLocation, unsigned, CUstream), cuMemPrefetchAsync);
+    PARAMETERS(CUresult(CUdeviceptr *, size_t *, size_t, CUmemLocation *, size_t *, size_t, unsigned long long, CUstream),
+               cuMemDiscardAndPrefetchBatchAsync);
+#else
+    PARAMETERS(CUresult(CUdeviceptr, size_t, CUmem_advise, CUdevice), cuMemAdvise);
+    PARAMETERS(CUresult(CUdeviceptr, size_t, CUdevice, CUstream), cuMemPrefetchAsync);
+#endif
     PARAMETERS(CUresult(CUdeviceptr, const void *, size_t, CUstream), cuMemcpyHtoDAsync);
     PARAMETERS(CUresult(void *, CUdeviceptr, size_t, CUstream), cuMemcpyDtoHAsync);
     PARAMETERS(CUresult(CUdeviceptr, unsigned char, size_t, CUstream), cuMemsetD8Async);

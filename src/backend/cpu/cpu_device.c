@@ -72,6 +72,7 @@ static void cpu_get_info(const lt_device *dev, lt_device_info *out)
     snprintf(out->name, sizeof out->name, "cpu: %s, %u threads, %s", model, c->host.threads,
              lt__cpu_isa_name(c->host.isa));
     snprintf(out->kind, sizeof out->kind, "cpu");
+    snprintf(out->memory_mode, sizeof out->memory_mode, "host");
     out->total_bytes = limit_bytes(c, NULL);
     out->free_bytes = cpu_free_bytes(dev);
     out->commit_bytes = LT_HOSTMEM_GRANULE;

@@ -85,6 +85,11 @@ lt_status lt__hostdev_option(const char *key, const char *value, uint32_t *threa
                             lt__cpu_isa_name(lt__cpu_isa_best()));
         return LT_OK;
     }
+    if (!strcmp(key, "managed"))
+        return lt__fail(err, LT_E_INVALID,
+                        "managed=%s: managed memory moves between a card and the host; this device's memory is the host's "
+                        "already (only cuda has it)",
+                        value);
     return LT_E_NOT_FOUND;
 }
 

@@ -65,6 +65,8 @@ enum {
     LT_CU_ATTR_PCI_DOMAIN = 50,
     LT_CU_ATTR_CC_MAJOR = 75,
     LT_CU_ATTR_CC_MINOR = 76,
+    LT_CU_ATTR_MANAGED = 83,
+    LT_CU_ATTR_CONCURRENT_MANAGED = 89,
     LT_CU_ATTR_SHARED_PER_BLOCK_OPTIN = 97,
     LT_CU_ATTR_HOST_REGISTER = 99,
     LT_CU_ATTR_VMM = 102,
@@ -76,6 +78,9 @@ enum { LT_CU_EVENT_DEFAULT = 0, LT_CU_EVENT_DISABLE_TIMING = 2 };
 enum { LT_CU_HOST_REGISTER_PORTABLE = 1, LT_CU_HOST_REGISTER_DEVICEMAP = 2, LT_CU_HOST_REGISTER_READ_ONLY = 8 };
 enum { LT_CU_FUNC_STATIC_SHARED = 1, LT_CU_FUNC_MAX_DYNAMIC_SHARED = 8 };
 enum { LT_CU_MEM_PINNED = 1, LT_CU_MEM_LOCATION_DEVICE = 1, LT_CU_MEM_READWRITE = 3, LT_CU_GRANULARITY_MINIMUM = 0 };
+enum { LT_CU_MEM_LOCATION_HOST = 2, LT_CU_MEM_ATTACH_GLOBAL = 1 };
+/* Of cuMemAdvise. Its first version, as cuMemPrefetchAsync's, names a place by a device, the host by -1. */
+enum { LT_CU_ADVISE_PREFER = 3, LT_CU_ADVISE_UNPREFER = 4, LT_CU_ADVISE_ACCESSED = 5, LT_CU_ADVISE_UNACCESSED = 6, LT_CU_DEVICE_CPU = -1 };
 
 typedef struct lt_cumemlocation { int type, id; } lt_cumemlocation;
 typedef struct lt_cumemprop {
@@ -128,6 +133,15 @@ enum { LT_CU_TENSOR_HALF = 6, LT_CU_TENSOR_PLAIN = 0, LT_CU_TENSOR_SWIZZLE_128 =
     X(memory_info, "cuMemGetInfo_v2", 1, (size_t *free, size_t *total))                                                \
     X(mem_alloc, "cuMemAlloc_v2", 1, (CUdeviceptr *out, size_t bytes))                                                 \
     X(mem_free, "cuMemFree_v2", 1, (CUdeviceptr ptr))                                                                  \
+    X(mem_managed, "cuMemAllocManaged", 0, (CUdeviceptr *out, size_t bytes, unsigned flags))                           \
+    X(mem_advise_v1, "cuMemAdvise", 0, (CUdeviceptr ptr, size_t bytes, int advice, CUdevice device))                   \
+    X(mem_advise, "cuMemAdvise_v2", 0, (CUdeviceptr ptr, size_t bytes, int advice, lt_cumemlocation where))            \
+    X(mem_prefetch_v1, "cuMemPrefetchAsync", 0, (CUdeviceptr ptr, size_t bytes, CUdevice device, CUstream stream))     \
+    X(mem_prefetch, "cuMemPrefetchAsync_v2", 0,                                                                        \
+      (CUdeviceptr ptr, size_t bytes, lt_cumemlocation where, unsigned flags, CUstream stream))                        \
+    X(mem_discard_prefetch, "cuMemDiscardAndPrefetchBatchAsync", 0,                                                    \
+      (CUdeviceptr *ptrs, size_t *bytes, size_t count, lt_cumemlocation *where, size_t *first, size_t n_where,         \
+       unsigned long long flags, CUstream stream))                                                                     \
     X(mem_granularity, "cuMemGetAllocationGranularity", 0, (size_t *bytes, const lt_cumemprop *prop, int option))      \
     X(mem_reserve, "cuMemAddressReserve", 0,                                                                           \
       (CUdeviceptr *out, size_t bytes, size_t alignment, CUdeviceptr wanted, unsigned long long flags))                \

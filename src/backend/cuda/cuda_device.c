@@ -65,7 +65,7 @@ const lt_cuda_props *lt__cuda_device_props(const lt_cuda_device *dev) { return &
 
 typedef struct cuda_options {
     uint64_t ordinal, recycle_bytes, fail[LT_CUDA_FAULT_COUNT];
-    bool     sync_check, vmm, kernels, graphs, fuse, early, sm90a;
+    bool     sync_check, vmm, managed, kernels, graphs, fuse, early, sm90a;
     char     driver[256], nvml[256];
 } cuda_options;
 
@@ -113,7 +113,7 @@ static lt_status cuda_option(void *user, const char *key, const char *value, lt_
     const struct {
         const char *key;
         bool       *out;
-    } flags[] = {{"sync-check", &o->sync_check}, {"vmm", &o->vmm}, {"kernels", &o->kernels}, {"graphs", &o->graphs}, {"fuse", &o->fuse}, {"early", &o->early}, {"sm90a", &o->sm90a}};
+    } flags[] = {{"sync-check", &o->sync_check}, {"vmm", &o->vmm}, {"managed", &o->managed}, {"kernels", &o->kernels}, {"graphs", &o->graphs}, {"fuse", &o->fuse}, {"early", &o->early}, {"sm90a", &o->sm90a}};
     uint64_t n = 0;
     for (size_t i = 0; i < sizeof flags / sizeof *flags; i++)
         if (!strcmp(key, flags[i].key)) {
@@ -135,7 +135,7 @@ static lt_status cuda_option(void *user, const char *key, const char *value, lt_
     if (!strcmp(key, "fail"))
         return parse_fail(value, o, err);
     return lt__fail(err, LT_E_INVALID,
-                    "cuda has no option '%s'; it has device, sync-check, vmm, recycle, kernels, graphs, fuse, early, sm90a, driver, nvml, fail", key);
+                    "cuda has no option '%s'; it has device, sync-check, vmm, managed, recycle, kernels, graphs, fuse, early, sm90a, driver, nvml, fail", key);
 }
 
 /* SASS of one compute capability runs on later ones of the same major; PTX of the last on all above. */
@@ -254,13 +254,14 @@ static uint64_t measure_fixed(lt_cuda_device *d, bool have_before, uint64_t befo
     return total - free;
 }
 
+/* Managed memory needs none; it keeps what is given back with it. */
 static lt_status check_vmm(lt_cuda_device *d, bool wanted, lt_err *err)
 {
     size_t step = 0;
     lt_cumemprop prop = {.type = LT_CU_MEM_PINNED, .location = {LT_CU_MEM_LOCATION_DEVICE, d->device}};
     d->vmm = wanted && d->cu.has_vmm && attribute(d, LT_CU_ATTR_VMM);
     if (!d->vmm) {
-        if (wanted)
+        if (wanted && !d->managed)
             lt__log(d->base.ctx, LT_LOG_WARN, "cuda",
                     "no virtual memory management on this %s: the arena is one plain allocation and cannot shrink",
                     d->cu.has_vmm ? "device" : "driver");
@@ -272,6 +273,8 @@ static lt_status check_vmm(lt_cuda_device *d, bool wanted, lt_err *err)
     if (!step || LT_CUDA_GRANULE % step)
         return lt__fail(err, LT_E_UNSUPPORTED, "cuda: memory comes in steps of %zu bytes; %" PRIu64 " or a divisor is expected (vmm=0 does without)",
                         step, LT_CUDA_GRANULE);
+    d->places = d->managed;
+    d->vmm = !d->managed;
     return LT_OK;
 }
 
@@ -327,7 +330,10 @@ static lt_status start_device(lt_cuda_device *d, const cuda_options *o, lt_err *
     s = lt__cuda_enter(d, err);
     if (s != LT_OK)
         return s;
-    s = check_vmm(d, o->vmm, err);
+    if (d->managed)
+        s = lt__cuda_managed_check(d, err);
+    if (s == LT_OK)
+        s = check_vmm(d, o->vmm, err);
     if (s == LT_OK)
         s = lt__cuda_time_init(d, err);
     if (s == LT_OK)
@@ -350,11 +356,14 @@ static lt_status cuda_open(lt_ctx *ctx, const char *opts, lt_device **out, lt_er
         return s;
     if (o.kernels && !lt__cuda_image_archs[0])
         return lt__fail(err, LT_E_UNSUPPORTED, "cuda: this build has no kernels: nvcc was not found when it was configured");
+    if (o.managed && o.recycle_bytes)
+        return lt__fail(err, LT_E_INVALID, "cuda: recycle=%" PRIu64 " with managed=1: managed memory has no pieces to use again", o.recycle_bytes);
     lt_cuda_device *d = lt__zalloc(ctx, sizeof *d);
     if (!d)
         return lt__fail_oom(err, sizeof *d, "cuda device");
     d->base = (lt_device){.vt = &cuda_vt, .ctx = ctx};
     d->sync_check = o.sync_check;
+    d->managed = o.managed;
     d->kernels = o.kernels;
     d->graphs = o.graphs;
     d->fuse = o.fuse;
@@ -393,6 +402,8 @@ static uint64_t cuda_free_bytes(const lt_device *dev)
         (void)d->cu.memory_info(&free, &total);
         lt__cuda_leave(d);
     }
+    if (d->managed)
+        free -= lt__min_u64(free, LT_CUDA_MANAGED_MARGIN);
     return lt__round_down(free, LT_CUDA_GRANULE);
 }
 
@@ -401,9 +412,10 @@ static void cuda_get_info(const lt_device *dev, lt_device_info *out)
     lt_cuda_device *d = lt__cuda_of(dev);
     memset(out, 0, sizeof *out);
     snprintf(out->name, sizeof out->name, "cuda: %.40s, sm_%d%d, CUDA %d.%d%s", d->name, d->props.major, d->props.minor,
-             d->cu.version / 1000, d->cu.version % 1000 / 10, d->vmm ? "" : ", plain memory");
+             d->cu.version / 1000, d->cu.version % 1000 / 10, d->managed ? ", managed memory" : d->vmm ? "" : ", plain memory");
     snprintf(out->kind, sizeof out->kind, "cuda");
     snprintf(out->id, sizeof out->id, "%s", d->id);
+    snprintf(out->memory_mode, sizeof out->memory_mode, d->managed ? "managed" : "device");
     out->total_bytes = d->total_bytes;
     out->free_bytes = cuda_free_bytes(dev);
     out->fixed_bytes = atomic_load_explicit(&d->fixed_bytes, memory_order_relaxed);
@@ -420,6 +432,8 @@ static void cuda_get_stats(const lt_device *dev, lt_device_stats *out)
     memset(out, 0, sizeof *out);
     out->committed_bytes = atomic_load(&d->memory.held);
     out->peak_committed_bytes = atomic_load(&d->memory.peak);
+    out->host_bytes = atomic_load(&d->memory.hosted);
+    out->peak_host_bytes = atomic_load(&d->memory.hosted_peak);
     out->copies = atomic_load(&d->copies);
     out->h2d_bytes = atomic_load(&d->h2d_bytes);
     out->d2h_bytes = atomic_load(&d->d2h_bytes);
@@ -508,7 +522,7 @@ static const lt_device_vt cuda_vt = {
 
 const lt_backend lt__backend_cuda = {
     .name = "cuda",
-    .help = "cuda[:device=N,sync-check=1,vmm=0,graphs=0,fuse=0,recycle=SIZE,...]  an NVIDIA card",
+    .help = "cuda[:device=N,managed=1,sync-check=1,vmm=0,graphs=0,fuse=0,recycle=SIZE,...]  an NVIDIA card",
     .open = cuda_open,
     .identify = cuda_identify,
     .probe = cuda_probe,

@@ -13,7 +13,7 @@
  * driver would give, and the driver is not called. */
 #define LT_CUDA_FAULTS(X)                                                                                              \
     X(reserve) X(create) X(map) X(access) X(alloc) X(register) X(copy) X(launch) X(record) X(wait) X(call) X(load)     \
-    X(graph)
+    X(graph) X(managed)
 typedef enum lt_cuda_fault {
 #define X(name) LT_CUDA_FAULT_##name,
     LT_CUDA_FAULTS(X)
@@ -33,12 +33,13 @@ typedef struct lt_cuda_granule {
     uint8_t        span;   /* of the piece; at its first granule; 0: nothing mapped from here */
     uint8_t        live;   /* granules of it that are committed; at its first granule */
     uint8_t        back;   /* how far the first granule lies back */
-    bool           mapped, committed;
+    bool           mapped, committed; /* mapped: on the card */
+    bool           hosted; /* managed: has, or had, pages on the host */
 } lt_cuda_granule;
 
 typedef struct lt_cuda_range {
     struct lt_cuda_range *next;
-    CUdeviceptr           base;
+    CUdeviceptr           base, allocated; /* allocated: managed memory as it came, base is inside */
     uint64_t              bytes;
     size_t                n;
     lt_cuda_granule      *granules;
@@ -56,9 +57,14 @@ typedef struct lt_cuda_memory {
     lt_cumemhandle  *spare; /* whole pieces of 32 MiB not mapped now */
     size_t           n_spare, max_spare, recycle, spare_cap; /* max_spare: recycle, or more while lt_device_keep says so */
     _Atomic uint64_t held, peak; /* physical bytes, spare ones included */
+    CUstream         stream; /* managed: of prefetches */
+    _Atomic uint64_t hosted, hosted_peak; /* managed: bytes on the host */
     pthread_rwlock_t pin_lock;
     lt_cuda_pin     *pins;
 } lt_cuda_memory;
+
+/* Managed memory leaves this much of the card free: another allocation between the look and the prefetch, page tables. */
+#define LT_CUDA_MANAGED_MARGIN ((uint64_t)32 << 20)
 
 /* --- queues ------------------------------------------------------------------------- */
 
@@ -176,6 +182,7 @@ struct lt_cuda_device {
     lt_cuda_props    props;
     char             name[64], spoken[24]; /* "NVIDIA H200"; "CUDA 13.0" */
     char             id[48];
+    bool             managed, places; /* places: kept memory can be held by pieces that nobody maps */
     bool             vmm, sync_check, read_only_register, maps_host, kernels, graphs, fuse, early;
     uint64_t         total_bytes;
     _Atomic uint64_t fixed_bytes;
@@ -219,6 +226,16 @@ void lt__cuda_unreserve(lt_device *dev, lt_addr base, uint64_t bytes);
 lt_status lt__cuda_commit(lt_device *dev, lt_addr base, uint64_t bytes, lt_err *err);
 void lt__cuda_decommit(lt_device *dev, lt_addr base, uint64_t bytes);
 void lt__cuda_keep(lt_device *dev, uint64_t bytes);
+/* What memory.c and managed.c share; all under the memory's lock, in the context. */
+void lt__cuda_add_held(lt_cuda_memory *m, uint64_t bytes);
+void lt__cuda_drop_held(lt_cuda_memory *m, uint64_t bytes);
+void lt__cuda_release_piece(lt_cuda_device *d, lt_cumemhandle handle, uint32_t span);
+void lt__cuda_note(lt_cuda_device *d, lt_curesult r, const char *what); /* what cannot be undone is logged */
+LT_NODISCARD lt_status lt__cuda_managed_check(lt_cuda_device *d, lt_err *err);
+LT_NODISCARD lt_status lt__cuda_managed_reserve(lt_cuda_device *d, lt_cuda_range *r, lt_err *err);
+void lt__cuda_managed_free(lt_cuda_device *d, lt_cuda_range *r);
+LT_NODISCARD lt_status lt__cuda_managed_commit(lt_cuda_device *d, lt_cuda_range *r, size_t first, size_t end, lt_err *err);
+void lt__cuda_managed_decommit(lt_cuda_device *d, lt_cuda_range *r, size_t first, size_t end);
 lt_status lt__cuda_pin(lt_device *dev, void *ptr, size_t bytes, lt_err *err);
 void lt__cuda_unpin(lt_device *dev, void *ptr, size_t bytes);
 lt_status lt__cuda_map_host(lt_device *dev, const void *ptr, size_t bytes, lt_addr *out, lt_err *err);

@@ -92,6 +92,12 @@ static bool vmm_complete(const lt_cu *cu)
            cu->mem_map && cu->mem_unmap && cu->mem_access;
 }
 
+/* Either version of the two that have two. */
+static bool managed_complete(const lt_cu *cu)
+{
+    return cu->mem_managed && (cu->mem_advise || cu->mem_advise_v1) && (cu->mem_prefetch || cu->mem_prefetch_v1);
+}
+
 static bool graphs_complete(const lt_cu *cu)
 {
     return cu->capture_begin && cu->capture_end && cu->graph_instantiate && cu->graph_upload && cu->graph_launch &&
@@ -124,6 +130,7 @@ lt_status lt__cu_open(lt_cu *cu, const char *path, lt_err *err)
         goto fail;
     }
     cu->has_vmm = vmm_complete(cu);
+    cu->has_managed = managed_complete(cu);
     cu->has_graphs = graphs_complete(cu);
     return LT_OK;
 fail:

@@ -9,7 +9,7 @@ typedef struct lt_cu {
     void *library;
     int   version; /* what the driver speaks: 13000 is CUDA 13.0 */
     bool  has_vmm; /* all of the functions of virtual memory management are there */
-    bool  has_graphs;
+    bool  has_managed, has_graphs;
 #define X(member, symbol, required, parameters) lt_curesult (*member) parameters;
     LT_CU_FUNCTIONS(X)
 #undef X

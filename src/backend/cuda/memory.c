@@ -16,7 +16,7 @@ void lt__cuda_memory_init(lt_cuda_device *d)
     pthread_rwlock_init(&d->memory.pin_lock, NULL);
 }
 
-static void add_held(lt_cuda_memory *m, uint64_t bytes)
+void lt__cuda_add_held(lt_cuda_memory *m, uint64_t bytes)
 {
     uint64_t held = atomic_load_explicit(&m->held, memory_order_relaxed) + bytes;
     atomic_store_explicit(&m->held, held, memory_order_relaxed);
@@ -24,13 +24,13 @@ static void add_held(lt_cuda_memory *m, uint64_t bytes)
         atomic_store_explicit(&m->peak, held, memory_order_relaxed);
 }
 
-static void drop_held(lt_cuda_memory *m, uint64_t bytes)
+void lt__cuda_drop_held(lt_cuda_memory *m, uint64_t bytes)
 {
     atomic_store_explicit(&m->held, atomic_load_explicit(&m->held, memory_order_relaxed) - bytes, memory_order_relaxed);
 }
 
 /* What cannot be undone is said and left to the context's end. */
-static void note(lt_cuda_device *d, lt_curesult r, const char *what)
+void lt__cuda_note(lt_cuda_device *d, lt_curesult r, const char *what)
 {
     if (r == LT_CU_OK)
         return;
@@ -54,17 +54,17 @@ static lt_cumemprop piece_prop(const lt_cuda_device *d)
 
 /* --- pieces -------------------------------------------------------------------------- */
 
-static void release_piece(lt_cuda_device *d, lt_cumemhandle handle, uint32_t span)
+void lt__cuda_release_piece(lt_cuda_device *d, lt_cumemhandle handle, uint32_t span)
 {
-    note(d, d->cu.mem_release(handle), "cuMemRelease");
-    drop_held(&d->memory, span * LT_CUDA_GRANULE);
+    lt__cuda_note(d, d->cu.mem_release(handle), "cuMemRelease");
+    lt__cuda_drop_held(&d->memory, span * LT_CUDA_GRANULE);
 }
 
 static void drop_spare(lt_cuda_device *d)
 {
     lt_cuda_memory *m = &d->memory;
     while (m->n_spare)
-        release_piece(d, m->spare[--m->n_spare], LT_CUDA_PIECE);
+        lt__cuda_release_piece(d, m->spare[--m->n_spare], LT_CUDA_PIECE);
 }
 
 static lt_curesult create_piece(lt_cuda_device *d, uint32_t span, lt_cumemhandle *out)
@@ -80,7 +80,7 @@ static lt_curesult create_piece(lt_cuda_device *d, uint32_t span, lt_cumemhandle
     lt_curesult r = lt__cuda_fault(d, LT_CUDA_FAULT_create) ? LT_CU_OUT_OF_MEMORY
                                                             : d->cu.mem_create(out, span * LT_CUDA_GRANULE, &prop, 0);
     if (r == LT_CU_OK)
-        add_held(m, span * LT_CUDA_GRANULE);
+        lt__cuda_add_held(m, span * LT_CUDA_GRANULE);
     return r;
 }
 
@@ -110,9 +110,9 @@ static lt_status map_piece(lt_cuda_device *d, lt_cuda_range *r, size_t first, ui
     r->granules[first].span = r->granules[first].live = (uint8_t)span;
     return LT_OK;
 fail_access:
-    note(d, d->cu.mem_unmap(at, bytes), "cuMemUnmap after a failed cuMemSetAccess");
+    lt__cuda_note(d, d->cu.mem_unmap(at, bytes), "cuMemUnmap after a failed cuMemSetAccess");
 fail_map:
-    release_piece(d, handle, span);
+    lt__cuda_release_piece(d, handle, span);
 fail:;
     size_t free = 0, total = 0;
     (void)d->cu.memory_info(&free, &total);
@@ -128,11 +128,11 @@ static void unmap_piece(lt_cuda_device *d, lt_cuda_range *r, size_t first)
     lt_cuda_granule *g = &r->granules[first];
     uint32_t span = g->span;
     lt_cumemhandle handle = g->handle;
-    note(d, d->cu.mem_unmap(r->base + first * LT_CUDA_GRANULE, span * LT_CUDA_GRANULE), "cuMemUnmap");
+    lt__cuda_note(d, d->cu.mem_unmap(r->base + first * LT_CUDA_GRANULE, span * LT_CUDA_GRANULE), "cuMemUnmap");
     if (span == LT_CUDA_PIECE && m->n_spare < m->max_spare)
         m->spare[m->n_spare++] = handle;
     else
-        release_piece(d, handle, span);
+        lt__cuda_release_piece(d, handle, span);
     memset(g, 0, span * sizeof *g);
 }
 
@@ -159,7 +159,7 @@ static lt_status reserve_plain(lt_cuda_device *d, lt_cuda_range *r, lt_err *err)
                              "allocated, %" PRIu64 " bytes wanted, %zu free of %zu",
                              r->bytes, free, total);
     }
-    add_held(&d->memory, r->bytes);
+    lt__cuda_add_held(&d->memory, r->bytes);
     return LT_OK;
 }
 
@@ -184,7 +184,9 @@ lt_status lt__cuda_reserve(lt_device *dev, uint64_t bytes, lt_addr *out, lt_err 
     if (s != LT_OK)
         goto fail;
     pthread_mutex_lock(&m->lock);
-    if (d->vmm) {
+    if (d->managed) {
+        s = lt__cuda_managed_reserve(d, r, err);
+    } else if (d->vmm) {
         lt_curesult e = lt__cuda_fault(d, LT_CUDA_FAULT_reserve) ? LT_CU_OUT_OF_MEMORY
                                                                  : d->cu.mem_reserve(&r->base, r->bytes, 0, 0, 0);
         if (e != LT_CU_OK)
@@ -210,14 +212,16 @@ fail:
 /* Under the lock, in the context. */
 static void free_range(lt_cuda_device *d, lt_cuda_range *r)
 {
-    if (d->vmm) {
+    if (d->managed) {
+        lt__cuda_managed_free(d, r);
+    } else if (d->vmm) {
         for (size_t i = 0; i < r->n; i++)
             if (r->granules[i].span)
                 unmap_piece(d, r, i);
-        note(d, d->cu.mem_unreserve(r->base, r->bytes), "cuMemAddressFree");
+        lt__cuda_note(d, d->cu.mem_unreserve(r->base, r->bytes), "cuMemAddressFree");
     } else {
-        note(d, d->cu.mem_free(r->base), "cuMemFree");
-        drop_held(&d->memory, r->bytes);
+        lt__cuda_note(d, d->cu.mem_free(r->base), "cuMemFree");
+        lt__cuda_drop_held(&d->memory, r->bytes);
     }
     lt__free(d->base.ctx, r->granules, r->n * sizeof *r->granules);
     lt__free(d->base.ctx, r, sizeof *r);
@@ -297,7 +301,7 @@ lt_status lt__cuda_commit(lt_device *dev, lt_addr base, uint64_t bytes, lt_err *
     else if (!all_committed(r, first, end, false))
         s = lt__fail(err, LT_E_INVALID, "cuda: commit of %" PRIu64 " bytes of which some are committed already", bytes);
     else
-        s = commit_granules(d, r, first, end, err);
+        s = d->managed ? lt__cuda_managed_commit(d, r, first, end, err) : commit_granules(d, r, first, end, err);
     pthread_mutex_unlock(&m->lock);
     lt__cuda_leave(d);
     return s;
@@ -313,7 +317,9 @@ void lt__cuda_decommit(lt_device *dev, lt_addr base, uint64_t bytes)
     uint64_t at = r ? base - r->base : 0;
     size_t first = (size_t)(at / LT_CUDA_GRANULE), end = (size_t)((at + bytes) / LT_CUDA_GRANULE);
     bool good = r && at % LT_CUDA_GRANULE == 0 && bytes % LT_CUDA_GRANULE == 0 && all_committed(r, first, end, true);
-    for (size_t i = first; good && i < end; i++)
+    if (good && d->managed)
+        lt__cuda_managed_decommit(d, r, first, end);
+    for (size_t i = first; good && !d->managed && i < end; i++)
         uncommit_granule(d, r, i);
     pthread_mutex_unlock(&m->lock);
     if (entered)
@@ -333,7 +339,7 @@ void lt__cuda_keep(lt_device *dev, uint64_t bytes)
         most = m->spare_cap; /* fewer stay */
     m->max_spare = most;
     while (entered && m->n_spare > most)
-        release_piece(d, m->spare[--m->n_spare], LT_CUDA_PIECE);
+        lt__cuda_release_piece(d, m->spare[--m->n_spare], LT_CUDA_PIECE);
     pthread_mutex_unlock(&m->lock);
     if (entered)
         lt__cuda_leave(d);
@@ -349,12 +355,14 @@ void lt__cuda_memory_deinit(lt_cuda_device *d)
         free_range(d, r);
     }
     drop_spare(d);
+    if (m->stream)
+        lt__cuda_note(d, d->cu.stream_destroy(m->stream), "cuStreamDestroy");
     lt__free(d->base.ctx, m->spare, m->spare_cap * sizeof *m->spare);
     while (m->pins) {
         lt_cuda_pin *p = m->pins;
         m->pins = p->next;
         lt__log(d->base.ctx, LT_LOG_WARN, "cuda", "%zu bytes of host memory were never unpinned", p->bytes);
-        note(d, d->cu.host_unregister((void *)p->at), "cuMemHostUnregister");
+        lt__cuda_note(d, d->cu.host_unregister((void *)p->at), "cuMemHostUnregister");
         lt__free(d->base.ctx, p, sizeof *p);
     }
     pthread_mutex_destroy(&m->lock);

@@ -82,6 +82,7 @@ static void sim_get_info(const lt_device *dev, lt_device_info *out)
     snprintf(out->name, sizeof out->name, "sim: %s, %u threads, %s%s", lt__format_bytes(m->vram_bytes, size, sizeof size),
              m->host.threads, lt__cpu_isa_name(m->host.isa), m->host.clock.virt ? ", virtual clock" : "");
     snprintf(out->kind, sizeof out->kind, "sim");
+    snprintf(out->memory_mode, sizeof out->memory_mode, "device");
     if (m->card)
         lt__simcard_id(m->card, out->id, sizeof out->id);
     out->total_bytes = m->vram_bytes;
