@@ -105,12 +105,20 @@ lt_status app_open_device(app *a)
 {
     const opt_value *v = a->o->v;
     char spec[512];
-    const char *given = v[OPT_device].set ? v[OPT_device].s : "cpu";
+    const char *given = v[OPT_device].set ? v[OPT_device].s : "cpu", *mode = v[OPT_memory].set ? v[OPT_memory].s : NULL;
+    bool managed = mode && strcmp(mode, "managed") == 0, cuda = strncmp(given, "cuda", 4) == 0 && (!given[4] || given[4] == ':');
+    if (mode && !managed && strcmp(mode, "device") != 0)
+        return fail(a, LT_E_INVALID, "--memory %s: expected device or managed", mode);
+    if (managed && !cuda)
+        return fail(a, LT_E_INVALID, "--memory managed: the memory of device '%.*s' is the host's already; only cuda has managed memory",
+                    (int)strcspn(given, ":"), given);
     int n = snprintf(spec, sizeof spec, "%s", given);
     if (v[OPT_threads].set)
         n = snprintf(spec, sizeof spec, "%s%sthreads=%lu", given, strchr(given, ':') ? "," : ":", v[OPT_threads].u);
     if (v[OPT_lock].set && n > 0 && (size_t)n < sizeof spec)
         n += snprintf(spec + n, sizeof spec - (size_t)n, "%slock=1", strchr(spec, ':') ? "," : ":");
+    if (mode && cuda && n > 0 && (size_t)n < sizeof spec) /* the last word counts: also against a spec that says otherwise */
+        n += snprintf(spec + n, sizeof spec - (size_t)n, "%smanaged=%d", strchr(spec, ':') ? "," : ":", managed);
     if (n < 0 || (size_t)n >= sizeof spec)
         return fail(a, LT_E_INVALID, "--device: %zu characters are too long", strlen(given));
     bool shares = a->o->arg && a->o->cmd != CMD_INDEX_PLAN; /* the others load nothing */

@@ -54,7 +54,7 @@ static void print_text(const lt_device_info *d, const lt_profile *p, const char 
     char b[4][24];
     printf("lowtide    %s\n", lt_version());
     printf("device     %s\n", d->name);
-    printf("memory     %s, %s free\n", app_bytes(d->total_bytes, b[0]), app_bytes(d->free_bytes, b[1]));
+    printf("memory     %s, %s free; memory: %s\n", app_bytes(d->total_bytes, b[0]), app_bytes(d->free_bytes, b[1]), d->memory_mode);
     printf("read       %.1f GB/s from files, %.1f from the page cache, %.1f from memory\n", p->read_rate / 1e9, p->cached_rate / 1e9,
            p->memory_rate / 1e9);
     for (int t = 0; t < LT_DTYPE_COUNT; t++)
@@ -92,7 +92,7 @@ int cmd_doctor(const opts *o)
         char gpu[512] = "this build has no GPU backend";
         (void)lt_device_probe(a.ctx, "cuda", gpu, sizeof gpu);
         if (o->v[OPT_json].set)
-            app_print_json(json_pack("{s:s, s:s, s:s, s:s, s:I, s:I, s:o, s:O}", "lowtide", lt_version(), "device", d.name, "gpu", gpu, "isa", d.isa,
+            app_print_json(json_pack("{s:s, s:s, s:s, s:s, s:s, s:I, s:I, s:o, s:O}", "lowtide", lt_version(), "device", d.name, "memory_mode", d.memory_mode, "gpu", gpu, "isa", d.isa,
                                      "total_bytes", (json_int_t)d.total_bytes, "free_bytes", (json_int_t)d.free_bytes, "profile",
                                      profile_json(&a.profile), "problems", f.list));
         else

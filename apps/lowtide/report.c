@@ -18,6 +18,9 @@ json_t *app_plan_json(const app *a)
     json_object_set_new(j, "kv_dtype", json_string(lt_dtype_get(p->kv_dtype)->name));
     json_object_set_new(j, "decode_bound", json_string(p->decode_bound));
     json_object_set_new(j, "prefill_bound", json_string(p->prefill_bound));
+    lt_device_info info;
+    lt_device_get_info(a->dev, &info);
+    json_object_set_new(j, "memory_mode", json_string(info.memory_mode));
     json_t *r = json_array();
     for (size_t i = 0; i < lt_plan_reason_count(a->plan); i++)
         json_array_append_new(r, json_string(lt_plan_reason_at(a->plan, i)));
@@ -64,11 +67,13 @@ json_t *app_report_json(const app *a)
     json_object_set_new(j, "lowtide", json_string(lt_version()));
     json_object_set_new(j, "model", app_string(a->o->arg));
     json_object_set_new(j, "device", json_string(info.name));
+    json_object_set_new(j, "memory_mode", json_string(info.memory_mode));
     json_object_set_new(j, "budget_bytes", num(r.budget_bytes));
     json_object_set_new(j, "fixed_bytes", num(r.fixed_bytes));
     json_object_set_new(j, "peak_bytes", num(r.peak_bytes));
     json_object_set_new(j, "host_peak_bytes", num(r.host_peak_bytes));
     json_object_set_new(j, "host_swapped_bytes", num(r.host_swapped_bytes));
+    json_object_set_new(j, "managed_host_peak_bytes", num(r.device.peak_host_bytes));
     json_object_set_new(j, "bit_exact", json_true());
     json_object_set_new(j, "reserve_bytes", num(a->reserve));
     json_object_set_new(j, "reserve_missed_bytes", num(r.reserve_missed_bytes));
@@ -124,7 +129,7 @@ void app_print_plan(const app *a, FILE *out)
     char b[10][24];
     fprintf(out, "model   %s %s, %.0fM parameters, %s of %s weights\n", m->arch, m->name, (double)m->params / 1e6,
             app_bytes(m->weight_bytes, b[0]), m->main_dtype);
-    fprintf(out, "device  %s\n", d.name);
+    fprintf(out, "device  %s; memory: %s\n", d.name, d.memory_mode);
     fprintf(out, "budget  %s = fixed %s + arena %s\n", app_bytes(p->budget_bytes, b[0]), app_bytes(p->fixed_bytes, b[1]),
             app_bytes(p->predicted_peak_bytes - p->fixed_bytes, b[2]));
     fprintf(out, "arena   resident %s | ring %s | activations %s | in/out %s | KV %s (%s, %u positions)\n",
@@ -157,6 +162,8 @@ void app_print_accounting(const app *a, FILE *out)
     fprintf(out, "peak    %s of %s budget; predicted %s (%+.2f%%); host peak %s\n", app_bytes(r.peak_bytes, b[0]),
             app_bytes(r.budget_bytes, b[1]), app_bytes(p->predicted_peak_bytes, b[2]),
             100 * ((double)r.peak_bytes / (double)p->predicted_peak_bytes - 1), app_bytes(r.host_peak_bytes, b[3]));
+    if (r.device.peak_host_bytes)
+        fprintf(out, "managed %s that were given back lay in host memory at most\n", app_bytes(r.device.peak_host_bytes, b[0]));
     if (r.host_swapped_bytes)
         fprintf(out, "swap    %s of this process lie on swap, and every token waits for them: lower --ram, or use --lock\n",
                 app_bytes(r.host_swapped_bytes, b[0]));

@@ -73,6 +73,12 @@ bad(2, "no device kind 'gpu'", *run, "--device", "gpu")
 bad(2, "no option 'vrm'", *run, "--device", "sim:vrm=1G")
 bad(2, "vram=1X", *run, "--device", "sim:vram=1X")
 bad(2, "isa|expected", *run, "--device", "cpu:isa=z80")
+for kind in ("", "frob", "Managed", "device,"):
+    bad(2, "--memory .*expected device or managed", *run, "--memory", kind)
+for spec in ("cpu", "sim:vram=1G", "cudax"):
+    bad(2, f"--memory managed: .*'{spec.split(':')[0]}'.*only cuda", *run, "--device", spec, "--memory", "managed")
+bad(2, "only cuda", *run, "--device", "sim:vram=1G,managed=1")
+bad(2, "managed=2|no kernels", *run, "--device", "cuda:managed=2")
 bad(2, "--vram: device 'cpu' computes in RAM", *run, "--vram", "1G")
 bad(2, "--reserve-vram: device 'cpu'", *run, "--reserve-vram", "1G")
 bad(4, r"\d+ bytes .*are missing", *run, "--ram", "1")

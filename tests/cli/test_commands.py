@@ -24,7 +24,7 @@ def run(*opts, **kw):
 a = run("-n", 20, "--temp", 0, "--report", rep)
 b = load(rep)
 expect(a == b, "--json and --report differ")
-for name in ("device", "budget_bytes", "fixed_bytes", "peak_bytes", "host_peak_bytes", "plan", "moved", "prefill", "decode", "tokens", "text"):
+for name in ("device", "memory_mode", "managed_host_peak_bytes", "budget_bytes", "fixed_bytes", "peak_bytes", "host_peak_bytes", "plan", "moved", "prefill", "decode", "tokens", "text"):
     expect(name in b, f"report: no {name}")
 for name in ("resident_bytes", "streamed_bytes", "host_bytes", "ring_bytes", "activation_bytes", "kv_bytes", "predicted_peak_bytes",
              "predicted_prefill_tps", "predicted_decode_tps"):
@@ -106,6 +106,7 @@ p = json.loads(lt("plan", m, "--json", "--items", "--device", "sim:vram=64M", "-
 expect(sum(i["bytes"] for i in p["item_list"]) == p["resident_bytes"] + p["streamed_bytes"], "plan --items")
 expect({i["place"] for i in p["item_list"]} == {"resident", "streamed"} and p["reasons"], "plan: places")
 expect("arena" in lt("plan", m).stdout, "plan: text on stdout")
+expect(p["memory_mode"] == "device" and "; memory: device" in lt("plan", m, "--device", "sim:vram=64M", "--memory", "device").stdout, "plan: memory_mode")
 
 # inspect, bench, doctor, replay.
 j = json.loads(lt("inspect", m, "--json").stdout)
@@ -119,6 +120,7 @@ expect([(x["test"], x["tokens"], x["depth"]) for x in j["results"]] ==
 expect(all(x["tps"] > 0 and x["floor_tps"] > 0 for x in j["results"]) and load(rep) == j, "bench: rates")
 j = json.loads(lt("doctor", "--json").stdout)
 expect(j["profile"]["memory_rate"] > 0 and j["profile"]["dot_rate"]["Q4_K"] > 0 and isinstance(j["problems"], list), "doctor --json")
+expect(j["memory_mode"] == "host" and "; memory: host" in lt("doctor", "--memory", "device").stdout, "doctor: memory_mode")
 expect("problem" in lt("doctor").stdout, "doctor")
 j = json.loads(lt("replay", trace, "--policy", "next-use", "--budget", "1600K", "--json").stdout)
 expect(j["leases"] > 0 and j["peak_live_bytes"] > 0 and j["regret"] >= 0, f"replay: {j}")
