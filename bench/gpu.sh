@@ -55,6 +55,28 @@ if [ "$dev" = cuda ]; then # a Hopper runs the kernels of other cards too
     fi
 fi
 
+# Managed memory: where the system has it, everything of device memory holds too.
+managed=
+if [ "${dev%%:*}" = cuda ]; then
+    if "$lt" doctor --device "$dev" --memory managed -q >"$work/m.log" 2>&1; then
+        managed=$dev,managed=1
+        [ "$dev" = cuda ] && managed=cuda:managed=1
+    else
+        say "managed memory" "not here: $(tail -1 "$work/m.log")"
+    fi
+else
+    say "managed memory" "for cards only"
+fi
+for t in ${managed:+test_device test_rebudget}; do
+    if LT_BUILD=$build LT_TEST_CARD=$managed LT_CONFORMANCE_DEVICES=$managed timeout 300 "$build/tests/$t" >"$work/m.log" 2>&1; then
+        say "$t, managed memory" passed
+    else
+        say "$t, managed memory" FAILED
+        grep -vE '^\[ +(OK|RUN)|^planted' "$work/m.log" | tail -25
+        failed=1
+    fi
+done
+
 echo "== the same bits as cpu, at any budget and batch"
 text="The tide goes out because the Moon pulls the sea, and comes back because the Earth turns under it."
 score() { # file, name of the logits, options...
@@ -81,7 +103,8 @@ compare() { # label, file
     score "$2" whole --device "$dev"
     score "$2" batch7 --device "$dev" -b 7
     [ -n "$tight" ] && score "$2" least --device "$dev" -b 16 --vram "$tight"
-    same "$1" whole batch7 ${tight:+least}
+    [ -n "$managed" ] && score "$2" managed --device "$dev" --memory managed ${tight:+-b 16 --vram "$tight"}
+    same "$1" whole batch7 ${tight:+least} ${managed:+managed}
     python3 - "$work/cpu.npy" "$work/whole.npy" <<'PY' | while read -r line; do say "$1, default attention" "$line"; done
 import sys
 try:
@@ -158,6 +181,10 @@ if [ "$size" = full ]; then
     speed "7b F16, batch 2048" "$work/7b-F16.gguf" 4G 4 -c 2176 -b 2048 --prompt-tokens 512,2048
     for b in 1536M 2G 4G; do speed "7b Q4_K" "$work/7b-Q4_K.gguf" $b 24 -c 1024; done
     speed "7b Q4_K" "$work/7b-Q4_K.gguf" 8G 128 -c 1024
+    if [ -n "$managed" ]; then # beside the rows of the same budgets above
+        speed "7b Q4_K, managed memory" "$work/7b-Q4_K.gguf" 8G 128 -c 1024 --memory managed
+        speed "7b F16, managed memory" "$work/7b-F16.gguf" 8G 12 -c 1024 --memory managed
+    fi
     for b in 3G 6G; do speed "13b Q4_K" "$work/13b-Q4_K.gguf" $b 12 -c 1024; done
     speed "13b Q4_K" "$work/13b-Q4_K.gguf" 12G 128 -c 1024
 else

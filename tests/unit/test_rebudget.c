@@ -327,7 +327,7 @@ static void same_bits_on_a_card(void **state)
 
 /* The Nth piece of memory is refused: of the first arena, or of one of a changed budget. Budgets are of the plan for
  * this very device: what opening it takes differs by some MiB. */
-static void refused_pieces(const char *spec, const char *fault, const char *model)
+static void refused_pieces(const char *spec, const char *fault, int stride, const char *model)
 {
     char path[64], failing[160];
     make_model(path, model);
@@ -340,7 +340,7 @@ static void refused_pieces(const char *spec, const char *fault, const char *mode
         lt_profile prof = test_profile();
         lt_plan_desc d = lt_plan_desc_default();
         d.ctx = 512;
-        snprintf(failing, sizeof failing, "%s%c%s:%d", spec, strchr(spec, ':') ? ',' : ':', fault, n);
+        snprintf(failing, sizeof failing, "%s%c%s:%d", spec, strchr(spec, ':') ? ',' : ':', fault, n * stride);
         assert_int_equal(lt_device_open(ctx, failing, &r.dev, &r.err), LT_OK);
         assert_int_equal(lt_model_open(ctx, path, &r.m, &r.err), LT_OK);
         assert_int_equal(lt_plan_create(r.m, r.dev, &prof, &d, &r.p, &r.err), LT_OK);
@@ -372,7 +372,7 @@ static void refused_pieces(const char *spec, const char *fault, const char *mode
     unlink(path);
 }
 
-static void a_sim_that_refuses_pieces(void **state) { (void)state; refused_pieces("sim:vram=1G,threads=2", "fail=commit", TINY_LLAMA); }
+static void a_sim_that_refuses_pieces(void **state) { (void)state; refused_pieces("sim:vram=1G,threads=2", "fail=commit", 1, TINY_LLAMA); }
 
 static void a_card_that_refuses_pieces(void **state)
 {
@@ -380,7 +380,10 @@ static void a_card_that_refuses_pieces(void **state)
     const char *card = getenv("LT_TEST_CARD");
     if (!card || strncmp(card, "cuda", 4) != 0)
         skip();
-    refused_pieces(card, "fail=create", CARD_MODEL);
+    if (strstr(card, "managed=1")) /* advice twice and a prefetch for each piece */
+        refused_pieces(card, "fail=managed", 3, CARD_MODEL);
+    else
+        refused_pieces(card, "fail=create", 1, CARD_MODEL);
 }
 
 /* Stopped while weights are read again: the call says so, the next one goes on. */
