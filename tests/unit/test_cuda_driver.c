@@ -754,9 +754,9 @@ static void every_host_allocation_may_fail(void **state)
     }
 }
 
-static void time_is_of_the_device(void **state)
+/* Two moments 20 ms apart, and how far the later lies behind what the device calls now. */
+static void measure_times(uint64_t *between, uint64_t *ahead)
 {
-    (void)state;
     rig r = open_rig(SPEC);
     lt_event *a, *b;
     OK(lt_event_create(r.dev, &a, &r.err));
@@ -767,14 +767,25 @@ static void time_is_of_the_device(void **state)
     usleep(20000);
     OK(lt_event_record(b, r.q, &r.err));
     OK(lt_event_sync(b, &r.err));
-    uint64_t between = lt_event_time_ns(b) - lt_event_time_ns(a);
-    assert_true(between > 19000000 && between < 2000000000u);
+    uint64_t at = lt_event_time_ns(b);
+    *between = at - lt_event_time_ns(a);
     lt_device_stats st;
     lt_device_get_stats(r.dev, &st);
-    assert_true(st.now_ns + 2000000 >= lt_event_time_ns(b));
+    *ahead = at > st.now_ns ? at - st.now_ns : 0;
     lt_event_destroy(a);
     lt_event_destroy(b);
     close_rig(&r);
+}
+
+/* The driver's thread may get no turn while the two clocks are laid side by side: a loaded machine has several tries. */
+static void time_is_of_the_device(void **state)
+{
+    (void)state;
+    uint64_t between = 0, ahead = UINT64_MAX;
+    for (int i = 0; i < 20 && (ahead > 2000000 || between < 19000000 || between > 2000000000u); i++)
+        measure_times(&between, &ahead);
+    assert_in_range(between, 19000000, 2000000000u);
+    assert_in_range(ahead, 0, 2000000);
 }
 
 /* ---- kernels ---- */
