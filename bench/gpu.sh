@@ -116,7 +116,7 @@ except ImportError:
 PY
 }
 small="--layers 4 --embd 512 --ff 1024 --heads 8 --kv-heads 4 --head-dim 64 --vocab 4000 --ctx 2048"
-for arch in llama qwen2 qwen3 gemma3 phi3; do
+for arch in llama qwen2 qwen3 gemma2 gemma3 phi3; do
     "$build/tests/mkmodel" --arch $arch $small --type Q4_K --type-of 'ffn_down=Q6_K' --seed 7 -o "$work/m.gguf" >/dev/null || failed=1
     compare "$arch" "$work/m.gguf"
 done

@@ -27,7 +27,7 @@ typedef struct rule { regex_t re; lt_dtype type; } rule;
 
 typedef struct options {
     const char *arch, *out, *pre, *tokenizer;
-    uint64_t layers, embd, ff, heads, kv_heads, head_dim, vocab, ctx, seed, split, align, window;
+    uint64_t layers, embd, ff, heads, kv_heads, head_dim, vocab, ctx, seed, split, align, window, attn_cap, logit_cap;
     lt_dtype type;
     rule     rules[MAX_RULES];
     size_t   n_rules;
@@ -262,11 +262,12 @@ static const char *in_layer(char *buf, uint64_t l, const char *name)
     return buf;
 }
 
+static bool is_gemma(const options *o) { return strncmp(o->arch, "gemma", 5) == 0; }
+
 static void add_attention(rows *rs, const options *o, uint64_t l)
 {
     char b[64];
     uint64_t q = o->heads * o->head_dim, kv = o->kv_heads * o->head_dim;
-    bool gemma = strcmp(o->arch, "gemma3") == 0;
 
     if (strcmp(o->arch, "phi3") == 0) add_row(rs, o, in_layer(b, l, "attn_qkv.weight"), q + 2 * kv, o->embd);
     else {
@@ -279,13 +280,13 @@ static void add_attention(rows *rs, const options *o, uint64_t l)
         add_vector(rs, o, in_layer(b, l, "attn_k.bias"), kv, FILL_BIAS);
         add_vector(rs, o, in_layer(b, l, "attn_v.bias"), kv, FILL_BIAS);
     }
-    if (gemma || strcmp(o->arch, "qwen3") == 0) {
+    if (strcmp(o->arch, "gemma3") == 0 || strcmp(o->arch, "qwen3") == 0) {
         add_vector(rs, o, in_layer(b, l, "attn_q_norm.weight"), o->head_dim, FILL_NORM);
         add_vector(rs, o, in_layer(b, l, "attn_k_norm.weight"), o->head_dim, FILL_NORM);
     }
     /* What joins the residual is smaller, so that it stays in range over any number of layers. */
     add_row(rs, o, in_layer(b, l, "attn_output.weight"), o->embd, q)->std *= 1 / sqrt(2.0 * (double)o->layers);
-    if (gemma) add_vector(rs, o, in_layer(b, l, "post_attention_norm.weight"), o->embd, FILL_NORM);
+    if (is_gemma(o)) add_vector(rs, o, in_layer(b, l, "post_attention_norm.weight"), o->embd, FILL_NORM);
 }
 
 static void add_layer(rows *rs, const options *o, uint64_t l)
@@ -299,7 +300,7 @@ static void add_layer(rows *rs, const options *o, uint64_t l)
     if (!phi) add_row(rs, o, in_layer(b, l, "ffn_gate.weight"), o->ff, o->embd);
     add_row(rs, o, in_layer(b, l, "ffn_up.weight"), phi ? 2 * o->ff : o->ff, o->embd);
     add_row(rs, o, in_layer(b, l, "ffn_down.weight"), o->embd, o->ff)->std *= 1 / sqrt(2.0 * (double)o->layers);
-    if (strcmp(o->arch, "gemma3") == 0) add_vector(rs, o, in_layer(b, l, "post_ffw_norm.weight"), o->embd, FILL_NORM);
+    if (is_gemma(o)) add_vector(rs, o, in_layer(b, l, "post_ffw_norm.weight"), o->embd, FILL_NORM);
 }
 
 static void add_factors(rows *rs, const options *o, const char *name, double growth)
@@ -379,7 +380,7 @@ static void put_vocab(lt__gguf_writer *w, const options *o)
 {
     static const char *const bpe[] = {"<|endoftext|>", "<|im_start|>", "<|im_end|>"}, *const spm[] = {"<unk>", "<s>", "</s>"},
         *const gemma[] = {"<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>"};
-    bool is_spm = strcmp(o->tokenizer, "spm") == 0, is_gemma = strcmp(o->arch, "gemma3") == 0;
+    bool is_spm = strcmp(o->tokenizer, "spm") == 0, of_gemma = is_gemma(o);
     vocab v = {.cap = o->vocab};
     char s[16];
 
@@ -393,7 +394,7 @@ static void put_vocab(lt__gguf_writer *w, const options *o)
         add_byte_letters(&v);
         add_words(&v, "\xc4\xa0");
     } else {
-        if (is_gemma) add_control(&v, gemma, 6, 3);
+        if (of_gemma) add_control(&v, gemma, 6, 3);
         else add_control(&v, spm, 3, 0);
         for (int b = 0; b < 256; b++) snprintf(s, sizeof s, "<0x%02X>", b), add_token(&v, s, 0, 6);
         add_token(&v, "\xe2\x96\x81", -1e6f, 1);
@@ -406,12 +407,12 @@ static void put_vocab(lt__gguf_writer *w, const options *o)
     if (is_spm) lt__gguf_put_f32s(w, "tokenizer.ggml.scores", v.scores, v.n);
     lt__gguf_put_i32s(w, "tokenizer.ggml.token_type", v.types, v.n);
     if (!is_spm) lt__gguf_put_strs(w, "tokenizer.ggml.merges", (const char *const *)v.merges, v.n_merges);
-    lt__gguf_put_u32(w, "tokenizer.ggml.bos_token_id", is_gemma ? 2 : 1);
-    lt__gguf_put_u32(w, "tokenizer.ggml.eos_token_id", is_gemma ? 1 : 2);
-    if (is_spm) lt__gguf_put_u32(w, "tokenizer.ggml.unknown_token_id", is_gemma ? 3 : 0);
+    lt__gguf_put_u32(w, "tokenizer.ggml.bos_token_id", of_gemma ? 2 : 1);
+    lt__gguf_put_u32(w, "tokenizer.ggml.eos_token_id", of_gemma ? 1 : 2);
+    if (is_spm) lt__gguf_put_u32(w, "tokenizer.ggml.unknown_token_id", of_gemma ? 3 : 0);
     lt__gguf_put_bool(w, "tokenizer.ggml.add_bos_token", is_spm);
     lt__gguf_put_bool(w, "tokenizer.ggml.add_eos_token", false);
-    lt__gguf_put_bool(w, "tokenizer.ggml.add_space_prefix", is_spm && !is_gemma);
+    lt__gguf_put_bool(w, "tokenizer.ggml.add_space_prefix", is_spm && !of_gemma);
     for (uint64_t i = 0; i < v.n; i++) free(v.tokens[i]);
     for (uint64_t i = 0; i < v.n_merges; i++) free(v.merges[i]);
     free(v.tokens), free(v.merges), free(v.scores), free(v.types);
@@ -423,7 +424,7 @@ static void put_keys(lt__gguf_writer *w, const options *o)
 {
     char k[96];
 #define KEY(name) (snprintf(k, sizeof k, "%s." name, o->arch), k)
-    bool gemma = strcmp(o->arch, "gemma3") == 0, qwen = strncmp(o->arch, "qwen", 4) == 0;
+    bool gemma = is_gemma(o), gemma2 = strcmp(o->arch, "gemma2") == 0, qwen = strncmp(o->arch, "qwen", 4) == 0;
     lt__gguf_put_str(w, "general.architecture", o->arch);
     lt__gguf_put_str(w, "general.name", "synthetic");
     lt__gguf_put_u32(w, "general.quantization_version", 2);
@@ -436,10 +437,14 @@ static void put_keys(lt__gguf_writer *w, const options *o)
     lt__gguf_put_u32(w, KEY("attention.key_length"), (uint32_t)o->head_dim);
     lt__gguf_put_u32(w, KEY("attention.value_length"), (uint32_t)o->head_dim);
     lt__gguf_put_f32(w, KEY("attention.layer_norm_rms_epsilon"), gemma || qwen ? 1e-6f : 1e-5f);
-    lt__gguf_put_f32(w, KEY("rope.freq_base"), gemma || qwen ? 1e6f : 1e4f);
+    lt__gguf_put_f32(w, KEY("rope.freq_base"), (gemma && !gemma2) || qwen ? 1e6f : 1e4f);
     lt__gguf_put_u32(w, KEY("rope.dimension_count"), (uint32_t)o->head_dim);
     lt__gguf_put_u32(w, KEY("vocab_size"), (uint32_t)o->vocab);
     if (gemma) lt__gguf_put_u32(w, KEY("attention.sliding_window"), (uint32_t)o->window);
+    if (gemma2) {
+        lt__gguf_put_f32(w, KEY("attn_logit_softcapping"), (float)o->attn_cap);
+        lt__gguf_put_f32(w, KEY("final_logit_softcapping"), (float)o->logit_cap);
+    }
     if (strcmp(o->arch, "phi3") == 0) lt__gguf_put_u32(w, KEY("rope.scaling.original_context_length"), (uint32_t)(o->rope_factors ? (o->ctx + 1) / 2 : o->ctx));
     put_vocab(w, o);
 #undef KEY
@@ -449,13 +454,14 @@ static void put_keys(lt__gguf_writer *w, const options *o)
 
 static const char usage[] =
     "usage: mkmodel [options] -o FILE\n"
-    "  --arch llama|qwen2|qwen3|gemma3|phi3   (llama)\n"
+    "  --arch llama|qwen2|qwen3|gemma2|gemma3|phi3   (llama)\n"
     "  --preset tiny|1b|4g|7b|13b|20b         (tiny) sizes; each of the next overrides one\n"
     "  --layers N --embd N --ff N --heads N --kv-heads N --head-dim N --vocab N --ctx N --window N\n"
     "  --type DTYPE          of all matrices (Q4_K); norms and biases are F32\n"
     "  --type-of REGEX=DTYPE of the tensors whose name matches; the last match counts\n"
     "  --tokenizer bpe|spm --pre NAME\n"
-    "  --tied                no output.weight (gemma3: always)\n"
+    "  --attn-cap N --logit-cap N   of gemma2 (50, 30; 0: none)\n"
+    "  --tied                no output.weight (gemma2, gemma3: always)\n"
     "  --rope-factors        rope_freqs, or phi3's long and short factors\n"
     "  --seed N  --align N   general.alignment (32)\n"
     "  --split N             N files, FILE ending in .gguf becomes ...-00001-of-0000N.gguf\n";
@@ -492,7 +498,7 @@ static void set_size(options *o, const char *name, const char *arg)
     const struct { const char *name; uint64_t *dst; } sizes[] = {
         {"layers", &o->layers}, {"embd", &o->embd}, {"ff", &o->ff}, {"heads", &o->heads}, {"kv-heads", &o->kv_heads},
         {"head-dim", &o->head_dim}, {"vocab", &o->vocab}, {"ctx", &o->ctx}, {"window", &o->window}, {"seed", &o->seed},
-        {"split", &o->split}, {"align", &o->align},
+        {"split", &o->split}, {"align", &o->align}, {"attn-cap", &o->attn_cap}, {"logit-cap", &o->logit_cap},
     };
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         if (strcmp(sizes[i].name, name) == 0) *sizes[i].dst = number(name, arg);
@@ -518,6 +524,7 @@ static void parse(options *o, int argc, char **argv)
         {"layers", 1, 0, OPT_SIZE}, {"embd", 1, 0, OPT_SIZE}, {"ff", 1, 0, OPT_SIZE}, {"heads", 1, 0, OPT_SIZE},
         {"kv-heads", 1, 0, OPT_SIZE}, {"head-dim", 1, 0, OPT_SIZE}, {"vocab", 1, 0, OPT_SIZE}, {"ctx", 1, 0, OPT_SIZE},
         {"window", 1, 0, OPT_SIZE}, {"seed", 1, 0, OPT_SIZE}, {"split", 1, 0, OPT_SIZE}, {"align", 1, 0, OPT_SIZE},
+        {"attn-cap", 1, 0, OPT_SIZE}, {"logit-cap", 1, 0, OPT_SIZE},
         {"arch", 1, 0, OPT_ARCH}, {"preset", 1, 0, OPT_PRESET}, {"type", 1, 0, OPT_TYPE}, {"type-of", 1, 0, OPT_TYPE_OF},
         {"tokenizer", 1, 0, OPT_TOKENIZER}, {"pre", 1, 0, OPT_PRE}, {"tied", 0, 0, OPT_TIED}, {"rope-factors", 0, 0, OPT_FACTORS},
         {"help", 0, 0, 'h'}, {0, 0, 0, 0}};
@@ -549,17 +556,17 @@ static void parse(options *o, int argc, char **argv)
 
 static void check(options *o)
 {
-    static const char *const archs[] = {"llama", "qwen2", "qwen3", "gemma3", "phi3"};
+    static const char *const archs[] = {"llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3"};
     size_t i = 0;
-    while (i < 5 && strcmp(archs[i], o->arch) != 0) i++;
-    if (i == 5) die("--arch %s: llama, qwen2, qwen3, gemma3 or phi3 was expected", o->arch);
+    while (i < 6 && strcmp(archs[i], o->arch) != 0) i++;
+    if (i == 6) die("--arch %s: llama, qwen2, qwen3, gemma2, gemma3 or phi3 was expected", o->arch);
     if (!o->out) die("-o FILE is missing");
     if (!o->layers || !o->embd || !o->ff || !o->heads || !o->kv_heads || !o->head_dim || !o->vocab || !o->ctx || !o->window)
         die("all sizes must be at least 1");
     if (o->heads % o->kv_heads) die("--heads %" PRIu64 " is not a multiple of --kv-heads %" PRIu64, o->heads, o->kv_heads);
     if (o->head_dim % 2) die("--head-dim %" PRIu64 " is odd", o->head_dim);
-    bool spm = strcmp(o->arch, "gemma3") == 0 || strcmp(o->arch, "phi3") == 0;
-    if (strcmp(o->arch, "gemma3") == 0) o->tied = true;
+    bool spm = is_gemma(o) || strcmp(o->arch, "phi3") == 0;
+    if (is_gemma(o)) o->tied = true;
     if (!o->tokenizer) o->tokenizer = spm ? "spm" : "bpe";
     if (strcmp(o->tokenizer, "spm") != 0 && strcmp(o->tokenizer, "bpe") != 0) die("--tokenizer %s: bpe or spm was expected", o->tokenizer);
     if (!o->pre) o->pre = strcmp(o->tokenizer, "spm") == 0 ? "default" : strncmp(o->arch, "qwen", 4) == 0 ? "qwen2" : "smollm";
@@ -597,7 +604,7 @@ static lt_status write_part(lt_ctx *ctx, const options *o, const rows *rs, uint6
 
 int main(int argc, char **argv)
 {
-    options o = {.arch = "llama", .type = LT_DTYPE_Q4_K, .seed = 1, .split = 1, .align = 32, .window = 512};
+    options o = {.arch = "llama", .type = LT_DTYPE_Q4_K, .seed = 1, .split = 1, .align = 32, .window = 512, .attn_cap = 50, .logit_cap = 30};
     rows rs = {0};
     lt_ctx *ctx;
     lt_err err;

@@ -24,6 +24,7 @@ static const family families[] = {
     {"mistral", "llama", 32000, 4096, 14336, 32, 32, 8, 0, 131072, 1e-6, 1e4, 4096, false},
     {"qwen2", "qwen2", 151936, 4096, 22016, 32, 32, 32, 0, 32768, 1e-6, 1e4, 0, false},
     {"qwen3", "qwen3", 151936, 4096, 22016, 32, 32, 32, 128, 32768, 1e-6, 1e4, 0, false},
+    {"gemma2", "gemma2", 256000, 2304, 9216, 26, 8, 4, 256, 8192, 1e-6, 1e4, 4096, true},
     {"gemma3_text", "gemma3", 262208, 2304, 9216, 26, 8, 4, 256, 131072, 1e-6, 1e6, 4096, true},
     {"phi3", "phi3", 32064, 3072, 8192, 32, 32, 0, 0, 4096, 1e-5, 1e4, 0, false},
 };
@@ -238,19 +239,29 @@ static lt_status read_rope(lt__hf *h, const family *fam, uint64_t head_dim, uint
 
 /* ---- hyperparameters ---- */
 
+static bool is_gemma(const lt__hf *h) { return strncmp(h->arch, "gemma", 5) == 0; }
+
+static lt_status put_cap(lt__hf *h, const char *name, double dflt)
+{
+    double v;
+    TRY(number(h, h->text, name, json_object_get(h->text, name) ? 0 : dflt, &v)); /* an explicit null is none */
+    if (!(v >= 0 && v <= 1e6)) return BAD(h, "%s/config.json: %s is %g; 0 to 1000000 was expected", lt__path_tail(h->dir), name, v);
+    return put_f64(h, name, v);
+}
+
 static lt_status check_supported(lt__hf *h)
 {
-    json_t *act = get(h->text, "hidden_act");
-    if (!act) act = get(h->text, "hidden_activation");
-    bool gemma = strcmp(h->arch, "gemma3") == 0;
-    const char *name = json_is_string(act) ? json_string_value(act) : NULL, *want = gemma ? "gelu_pytorch_tanh" : "silu";
+    bool gemma2 = strcmp(h->arch, "gemma2") == 0;
+    json_t *act = get(h->text, gemma2 ? "hidden_activation" : "hidden_act"); /* gemma2: its code reads no other; hidden_act there is a relic */
+    if (!act && !gemma2) act = get(h->text, "hidden_activation");
+    const char *name = json_is_string(act) ? json_string_value(act) : NULL, *want = is_gemma(h) ? "gelu_pytorch_tanh" : "silu";
     if (name && strcmp(name, want) != 0)
         return lt__fail(h->err, LT_E_UNSUPPORTED, "%s/config.json: activation %.40s is not supported for %s; %s is", lt__path_tail(h->dir), name,
                         h->arch, want);
     if (json_is_true(get(h->text, "use_sliding_window")))
         return lt__fail(h->err, LT_E_UNSUPPORTED, "%s/config.json: use_sliding_window is not supported for %s", lt__path_tail(h->dir), h->arch);
-    static const char *const caps[] = {"final_logit_softcapping", "attn_logit_softcapping", "quantization_config"};
-    for (size_t i = 0; i < 3; i++)
+    static const char *const caps[] = {"quantization_config", "final_logit_softcapping", "attn_logit_softcapping"};
+    for (size_t i = 0; i < (gemma2 ? 1 : 3); i++)
         if (get(h->text, caps[i]) || get(h->config, caps[i]))
             return lt__fail(h->err, LT_E_UNSUPPORTED, "%s/config.json: %s is not supported", lt__path_tail(h->dir), caps[i]);
     return LT_OK;
@@ -264,17 +275,18 @@ static lt_status put_window(lt__hf *h, const family *fam, uint64_t layers)
 
     if (strncmp(h->arch, "qwen", 4) == 0) return LT_OK;
     TRY(whole(h, "sliding_window", none ? 0 : fam->window, &window));
-    if (window) TRY(put_u64(h, "attention.sliding_window", window));
-    if (strcmp(h->arch, "gemma3") != 0 || !window) return LT_OK;
-    TRY(whole(h, "sliding_window_pattern", 6, &pattern));
-    bool regular = pattern == 6 && (!types || json_array_size(types) == layers);
+    if (window || strcmp(h->arch, "gemma2") == 0) TRY(put_u64(h, "attention.sliding_window", window)); /* absent is 4096 there */
+    if (!is_gemma(h) || !window) return LT_OK;
+    uint64_t every = strcmp(h->arch, "gemma2") == 0 ? 2 : 6;
+    TRY(whole(h, "sliding_window_pattern", (double)every, &pattern));
+    bool regular = pattern == every && (!types || json_array_size(types) == layers);
     for (size_t i = 0; regular && i < json_array_size(types); i++) {
         const char *t = json_string_value(json_array_get(types, i));
-        regular = t && strcmp(t, (i + 1) % 6 ? "sliding_attention" : "full_attention") == 0;
+        regular = t && strcmp(t, (i + 1) % every ? "sliding_attention" : "full_attention") == 0;
     }
     if (!regular)
-        return lt__fail(h->err, LT_E_UNSUPPORTED, "%s/config.json: only five sliding layers before each full one are supported for gemma3",
-                        lt__path_tail(h->dir));
+        return lt__fail(h->err, LT_E_UNSUPPORTED, "%s/config.json: only %s before each full one %s supported for %s", lt__path_tail(h->dir),
+                        every == 2 ? "one sliding layer" : "five sliding layers", every == 2 ? "is" : "are", h->arch);
     return LT_OK;
 }
 
@@ -306,7 +318,11 @@ static lt_status put_sizes(lt__hf *h, const family *fam)
     TRY(put_u64(h, "attention.value_length", dim));
     TRY(put_u64(h, "vocab_size", vocab));
     TRY(put_f64(h, "attention.layer_norm_rms_epsilon", eps));
-    if (strcmp(h->arch, "gemma3") == 0) {
+    if (strcmp(h->arch, "gemma2") == 0) {
+        TRY(put_cap(h, "attn_logit_softcapping", 50));
+        TRY(put_cap(h, "final_logit_softcapping", 30));
+    }
+    if (is_gemma(h)) {
         TRY(number(h, h->text, "query_pre_attn_scalar", 256, &scale));
         if (!(scale > 0)) return BAD(h, "%s/config.json: query_pre_attn_scalar is %g; a positive number was expected", lt__path_tail(h->dir), scale);
         TRY(put_f64(h, "attention.scale", 1 / sqrt(scale)));
@@ -333,7 +349,7 @@ static lt_status choose_family(lt__hf *h, const family **out)
             snprintf(h->arch, sizeof h->arch, "%s", families[i].arch);
             return LT_OK;
         }
-    return lt__fail(h->err, LT_E_UNSUPPORTED, "%s/config.json: model_type %.40s is not supported; llama, mistral, qwen2, qwen3, gemma3 and phi3 are",
+    return lt__fail(h->err, LT_E_UNSUPPORTED, "%s/config.json: model_type %.40s is not supported; llama, mistral, qwen2, qwen3, gemma2, gemma3 and phi3 are",
                     lt__path_tail(h->dir), type);
 }
 
@@ -374,7 +390,7 @@ static bool rename_tensor(const lt__hf *h, const char *name, bool tied, char *ou
     for (size_t i = 0; i < sizeof inner / sizeof *inner; i++) {
         if (!(q = after(p, inner[i].hf)) || (strcmp(q, "weight") != 0 && strcmp(q, "bias") != 0)) continue;
         const char *to = inner[i].gguf;
-        if (i == 8 && strcmp(h->arch, "gemma3") == 0) to = "post_attention_norm.";
+        if (i == 8 && is_gemma(h)) to = "post_attention_norm.";
         return snprintf(out, n, "blk.%u.%s%s", layer, to, q);
     }
     return false;
@@ -383,7 +399,7 @@ static bool rename_tensor(const lt__hf *h, const char *name, bool tied, char *ou
 static lt_status rename_all(lt__hf *h, bool tied)
 {
     lt_modelfile *f = h->f;
-    bool gemma = strcmp(h->arch, "gemma3") == 0, head = false;
+    bool gemma = is_gemma(h), head = false;
 
     for (size_t i = 0; i < f->n_tensors; i++) {
         lt_tensor_info *t = &f->tensors[i];

@@ -218,7 +218,7 @@ static bool same_dims(const lt_tensor *a, const lt_tensor *b)
 }
 
 /* Shapes that inference does not look at. */
-static bool check_sources(lt_graph *g, const char *name, lt_op op, const lt_tid *src)
+static bool check_sources(lt_graph *g, const char *name, lt_op op, const lt_tid *src, uint32_t n_src)
 {
     const lt_tensor *a = &g->tensors[src[0]];
     int64_t last = a->dim[a->ndim - 1];
@@ -238,7 +238,13 @@ static bool check_sources(lt_graph *g, const char *name, lt_op op, const lt_tid 
         ok = a->ndim == 3 && r->ndim == 3 && r->dim[2] == 2 && r->dim[1] * 2 <= a->dim[2] && r->dim[0] == a->dim[0];
         break;
     }
-    case LT_OP_ATTENTION: ok = a->ndim == 3 && g->tensors[src[1]].kind == LT_TENSOR_STATE; break;
+    case LT_OP_ATTENTION:
+        ok = a->ndim == 3 && g->tensors[src[1]].kind == LT_TENSOR_STATE;
+        if (n_src > 4) {
+            const lt_tensor *sinks = &g->tensors[src[4]];
+            ok = ok && sinks->ndim == 1 && sinks->dim[0] == a->dim[1] && sinks->dtype == LT_DTYPE_F32;
+        }
+        break;
     case LT_OP_KV_STORE: ok = a->ndim == 3 && same_dims(a, &g->tensors[src[1]]); break;
     case LT_OP_QUANTIZE: ok = a->ndim == 2 && last % 32 == 0 && a->dtype == LT_DTYPE_F32; break;
     default: break;
@@ -275,14 +281,14 @@ static bool check_node(lt_graph *g, const char *name, lt_op op, const lt_tid *sr
 {
     if (g->status != LT_OK)
         return false;
-    if ((unsigned)op >= LT_OP_COUNT || n_src != lt_op_get(op)->n_src) {
+    if ((unsigned)op >= LT_OP_COUNT || n_src < lt_op_get(op)->n_needed || n_src > lt_op_get(op)->n_src) {
         (void)REFUSE(g, "graph: %s has %u sources for op number %d", name, n_src, (int)op);
         return false;
     }
     for (uint32_t i = 0; i < n_src; i++)
         if (!tensor_of(g, src[i], name))
             return false;
-    return check_sources(g, name, op, src);
+    return check_sources(g, name, op, src, n_src);
 }
 
 lt_tid lt__graph_node(lt_graph *g, const char *name, lt_op op, const lt_op_params *p, const lt_tid *src,
@@ -303,7 +309,8 @@ static bool works_in_place(lt_op op)
     case LT_OP_ADD_ROW:
     case LT_OP_SILU_MUL:
     case LT_OP_GELU_MUL:
-    case LT_OP_SCALE: return true;
+    case LT_OP_SCALE:
+    case LT_OP_SOFTCAP: return true;
     default: return false;
     }
 }

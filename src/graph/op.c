@@ -1,12 +1,13 @@
 #include "graph/op.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 
 #include "base/mem.h"
 
 static const lt_op_traits op_traits[LT_OP_COUNT] = {
-#define LT_OP(name, nsrc, params, text) {#name, nsrc, text},
+#define LT_OP(name, nsrc, params, text) {#name, nsrc, nsrc - (LT_OP_##name == LT_OP_ATTENTION), text},
 #include "graph/ops.def"
 #undef LT_OP
 };
@@ -221,7 +222,10 @@ static lt_status check_attention(const check *c)
     if (p->heads % p->kv.kv_heads)
         return lt__fail(c->err, LT_E_INVALID, "%s: %u heads, expected a multiple of the %u kv heads", c->label,
                         p->heads, p->kv.kv_heads);
-    return LT_OK;
+    if (!(p->cap >= 0 && p->cap < INFINITY))
+        return lt__fail(c->err, LT_E_INVALID, "%s: the soft cap is %g, expected 0 for none, or a positive number", c->label,
+                        (double)p->cap);
+    return c->args->n_src > 4 ? want(c, 4, LT_DTYPE_F32, 1, p->heads, 0, 0) : LT_OK;
 }
 
 static lt_status check_binary(const check *c, bool row)
@@ -242,6 +246,14 @@ static lt_status check_scale(const check *c)
     return want_shape(c, DST, &c->args->src[0]);
 }
 
+static lt_status check_softcap(const check *c)
+{
+    float cap = c->args->params.SOFTCAP.cap;
+    if (!(cap > 0 && cap < INFINITY))
+        return lt__fail(c->err, LT_E_INVALID, "%s: the soft cap is %g, expected a positive number", c->label, (double)cap);
+    return check_scale(c);
+}
+
 static lt_status check_take_rows(const check *c)
 {
     TRY(want(c, 0, LT_DTYPE_F32, 2, -1, -1, 0));
@@ -252,7 +264,7 @@ static lt_status check_take_rows(const check *c)
 static bool in_place_allowed(lt_op op)
 {
     return op == LT_OP_RMS_NORM || op == LT_OP_ROPE || op == LT_OP_ADD || op == LT_OP_ADD_ROW ||
-           op == LT_OP_SILU_MUL || op == LT_OP_GELU_MUL || op == LT_OP_SCALE;
+           op == LT_OP_SILU_MUL || op == LT_OP_GELU_MUL || op == LT_OP_SCALE || op == LT_OP_SOFTCAP;
 }
 
 /* dst at the address of a source: only of src0, where the op allows it, with equal strides. */
@@ -289,6 +301,7 @@ static lt_status check_contract(const check *c)
     case LT_OP_GELU_MUL:  return check_binary(c, false);
     case LT_OP_ADD_ROW:   return check_binary(c, true);
     case LT_OP_SCALE:     return check_scale(c);
+    case LT_OP_SOFTCAP:   return check_softcap(c);
     case LT_OP_TAKE_ROWS: return check_take_rows(c);
     case LT_OP_COUNT:     break;
     }
@@ -303,8 +316,9 @@ lt_status lt_op_check(const lt_op_args *args, lt_err *err)
     if (!t)
         return lt__fail(err, LT_E_INVALID, "unknown op %d", (int)args->op);
     snprintf(label, sizeof label, "%s%s%s", t->name, args->name ? " " : "", args->name ? args->name : "");
-    if (args->n_src != t->n_src)
-        return lt__fail(err, LT_E_INVALID, "%s: %u sources, expected %u", label, args->n_src, t->n_src);
+    if (args->n_src < t->n_needed || args->n_src > t->n_src)
+        return lt__fail(err, LT_E_INVALID, "%s: %u sources, expected %u%s", label, args->n_src, t->n_needed,
+                        t->n_src > t->n_needed ? " or one more" : "");
     for (int i = DST; i < (int)args->n_src; i++)
         TRY(check_view(&c, i));
     TRY(check_contract(&c));

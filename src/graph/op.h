@@ -35,6 +35,7 @@ typedef enum lt_rope_style {
 } lt_rope_style;
 typedef struct lt_rope_params { lt_rope_style style; uint32_t rotated; /* elements of a head */ } lt_rope_params;
 typedef struct lt_scale_params { float factor; } lt_scale_params;
+typedef struct lt_softcap_params { float cap; /* above 0 */ } lt_softcap_params;
 
 /* Paged KV: see docs/arithmetic.md. A page holds LT_KV_PAGE positions of one layer group:
  * address of K row (page p, kv head h, position i in the page) =
@@ -53,6 +54,7 @@ typedef struct lt_attention_params {
     uint32_t heads;   /* query heads, a multiple of kv.kv_heads */
     uint32_t window;  /* keys a query sees, itself included; 0: all before it */
     float    scale;   /* of q.k */
+    float    cap;     /* scaled scores become cap * tanh(score / cap); 0: as they are */
     lt_attention how; /* for rows of a prompt */
 } lt_attention_params;
 
@@ -77,7 +79,7 @@ typedef struct lt_op_args {
 
 typedef struct lt_op_traits {
     const char *name;
-    uint32_t    n_src; /* at most */
+    uint32_t    n_src, n_needed; /* at most, at least */
     const char *text;
 } lt_op_traits;
 const lt_op_traits *lt_op_get(lt_op op);

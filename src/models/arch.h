@@ -24,6 +24,7 @@ typedef struct lt_hparams {
     uint32_t window;       /* keys a windowed layer sees, itself included; 0: every layer is global */
     uint32_t window_every; /* with a window: layer l is global when l % window_every == window_every - 1; 0: none is */
     float    norm_eps, embd_scale, attn_scale;
+    float    attn_cap, logit_cap; /* soft caps of attention scores and of logits; 0: none */
     lt_rope_style rope_style;
     lt_rope_set   rope[2];
     uint32_t      rope_sets;
@@ -86,7 +87,7 @@ struct lt_arch {
     lt_status (*derive)(struct lt_model *m, lt_err *err); /* what rows can't say: head_dim default, rope sets */
     lt_build_fn *build;
 };
-extern const lt_arch lt__arch_llama, lt__arch_qwen2, lt__arch_qwen3, lt__arch_gemma3, lt__arch_phi3;
+extern const lt_arch lt__arch_llama, lt__arch_qwen2, lt__arch_qwen3, lt__arch_gemma2, lt__arch_gemma3, lt__arch_phi3;
 
 /* The graph, its KV groups. Initialises g; on failure g is empty again. The caller deinits it. */
 LT_NODISCARD lt_status lt__model_build(const struct lt_model *m, const lt_kv_desc *kv, lt_graph *g, lt_kv_group groups[2], uint32_t *n_groups, lt_err *err);

@@ -157,7 +157,8 @@ lt__act lt__block_attention(lt__blocks *b, lt_tid q, lt_tid k, lt_tid v)
     p = (lt_op_params){.KV_STORE = {kv}};
     lt_tid store[4] = {k, v, b->pos, table};
     lt__graph_into(b->g, full_name(b, "kv_store").s, LT_OP_KV_STORE, &p, store, 4, cache);
-    p = (lt_op_params){.ATTENTION = {kv, hp->heads, b->groups[b->group].window, hp->attn_scale, b->attention}};
+    p = (lt_op_params){.ATTENTION = {.kv = kv, .heads = hp->heads, .window = b->groups[b->group].window, .scale = hp->attn_scale,
+                                     .cap = hp->attn_cap, .how = b->attention}};
     lt_tid attend[4] = {q, cache, b->pos, table};
     lt_tid o = lt__graph_node(b->g, full_name(b, "attn").s, LT_OP_ATTENTION, &p, attend, 4);
     b->place[b->group]++;
@@ -207,7 +208,30 @@ void lt__blocks_head(lt__blocks *b)
     lt_tid last = lt__graph_node(b->g, "take_rows", LT_OP_TAKE_ROWS, NULL, src, 2);
     lt__block_norm_inplace(b, last, "output_norm");
     lt__act x = lt__block_act(last, "output_norm");
-    lt__graph_output(b->g, lt__block_linear(b, &x, "output"), LT_ROLE_LOGITS);
+    lt_tid logits = lt__block_linear(b, &x, "output");
+    if (b->m->hp.logit_cap > 0) {
+        lt_op_params p = {.SOFTCAP = {b->m->hp.logit_cap}};
+        lt__graph_inplace(b->g, "logit_cap", LT_OP_SOFTCAP, &p, &logits, 1);
+    }
+    lt__graph_output(b->g, logits, LT_ROLE_LOGITS);
+}
+
+void lt__gemma_build(const struct lt_model *m, const lt_kv_desc *kv, lt_graph *g)
+{
+    lt__blocks b;
+    lt__blocks_begin(&b, m, kv, g);
+    lt_op_params scale = {.SCALE = {m->hp.embd_scale}};
+    lt__graph_inplace(g, "embd_scale", LT_OP_SCALE, &scale, &b.h, 1);
+    for (uint32_t l = 0; l < m->hp.layers; l++) {
+        lt__block_layer(&b, l);
+        lt_tid y = lt__block_self_attention(&b);
+        lt__block_norm_inplace(&b, y, "post_attention_norm");
+        lt__block_add(&b, "attn_residual", y);
+        y = lt__block_ffn(&b, LT_OP_GELU_MUL);
+        lt__block_norm_inplace(&b, y, "post_ffw_norm");
+        lt__block_add(&b, "ffn_residual", y);
+    }
+    lt__blocks_head(&b);
 }
 
 bool lt__layer_global(const lt_hparams *hp, uint32_t layer)

@@ -50,6 +50,8 @@ lt_tid  lt__block_ffn(lt__blocks *b, lt_op op);
 /* gate is overwritten by act(gate) * up. */
 lt__act lt__block_gated(lt__blocks *b, lt_op op, lt_tid gate, lt_tid up);
 void    lt__block_add(lt__blocks *b, const char *name, lt_tid x); /* h += x */
-void    lt__blocks_head(lt__blocks *b);
+void    lt__blocks_head(lt__blocks *b); /* with the model's soft cap of logits, if any */
+/* Gemma 2 and 3: scaled embeddings, a norm before and after each half of a layer, GELU. */
+lt_build_fn lt__gemma_build;
 
 #endif

@@ -51,25 +51,7 @@ static lt_status derive(struct lt_model *m, lt_err *err)
     return LT_OK;
 }
 
-static void build(const struct lt_model *m, const lt_kv_desc *kv, lt_graph *g)
-{
-    lt__blocks b;
-    lt__blocks_begin(&b, m, kv, g);
-    lt_op_params scale = {.SCALE = {m->hp.embd_scale}};
-    lt__graph_inplace(g, "embd_scale", LT_OP_SCALE, &scale, &b.h, 1);
-    for (uint32_t l = 0; l < m->hp.layers; l++) {
-        lt__block_layer(&b, l);
-        lt_tid y = lt__block_self_attention(&b);
-        lt__block_norm_inplace(&b, y, "post_attention_norm");
-        lt__block_add(&b, "attn_residual", y);
-        y = lt__block_ffn(&b, LT_OP_GELU_MUL);
-        lt__block_norm_inplace(&b, y, "post_ffw_norm");
-        lt__block_add(&b, "ffn_residual", y);
-    }
-    lt__blocks_head(&b);
-}
-
 const lt_arch lt__arch_gemma3 = {
     "gemma3", "Gemma 3, text",
-    hparams, LT__COUNT(hparams), tensors, LT__COUNT(tensors), derive, build,
+    hparams, LT__COUNT(hparams), tensors, LT__COUNT(tensors), derive, lt__gemma_build,
 };

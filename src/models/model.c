@@ -4,8 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
-static const lt_arch *const archs[] = {&lt__arch_llama, &lt__arch_qwen2, &lt__arch_qwen3, &lt__arch_gemma3,
-                                       &lt__arch_phi3};
+static const lt_arch *const archs[] = {&lt__arch_llama, &lt__arch_qwen2, &lt__arch_qwen3, &lt__arch_gemma2,
+                                       &lt__arch_gemma3, &lt__arch_phi3};
 #define N_ARCHS (sizeof archs / sizeof *archs)
 
 const char *lt_model_arch_at(uint32_t i, const char **text)
@@ -38,7 +38,15 @@ static lt_status choose_arch(struct lt_model *m, lt_err *err)
                     name, list);
 }
 
-/* Keys that ask for arithmetic we do not have. Reading past them would give wrong text. */
+static bool reads_key(const lt_arch *a, const char *key)
+{
+    for (size_t i = 0; i < a->n_hparams; i++)
+        if (strcmp(a->hparams[i].key, key) == 0)
+            return true;
+    return false;
+}
+
+/* Keys that ask for arithmetic which the architecture here does not have. Reading past them would give wrong text. */
 static lt_status refuse_keys(const struct lt_model *m, lt_err *err)
 {
     static const struct { const char *key, *what; } refused[] = {
@@ -50,6 +58,8 @@ static lt_status refuse_keys(const struct lt_model *m, lt_err *err)
     };
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
         double v = 0;
+        if (reads_key(m->arch, refused[i].key))
+            continue;
         lt_status s = lt__rows_f64(m, refused[i].key, -1e300, 1e300, &v, err);
         if (s != LT_OK)
             return s;

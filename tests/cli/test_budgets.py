@@ -62,7 +62,7 @@ def check(name, model, tmp, ctx):
 
 with tempfile.TemporaryDirectory() as tmp:
     os.environ["XDG_CACHE_HOME"] = tmp
-    for arch in ("llama", "gemma3"):
+    for arch in ("llama", "gemma2", "gemma3"):
         path = os.path.join(tmp, f"{arch}.gguf")
         # Weights well over the least arena, so that a quarter of them really streams.
         subprocess.run([mkmodel, "--arch", arch, "--layers", "8", "--embd", "512", "--ff", "1536", "--heads", "8", "--kv-heads", "2",

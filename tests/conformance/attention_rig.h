@@ -10,6 +10,8 @@ typedef struct setup {
     data_kind data;
     bool     ring;      /* the table holds only the pages the window needs */
     bool     scattered; /* the tokens are any positions in any order, not the last ones */
+    float    cap;       /* of scores; 0: none */
+    bool     sinks;     /* one a query head: of any size, some far above all scores, some far below */
 } setup;
 
 typedef struct cache {
@@ -17,7 +19,7 @@ typedef struct cache {
     lt_kv_layout layout;
     int32_t  pages, entries; /* of the cache, of the table */
     int32_t *table, *pos;    /* pos of the query tokens */
-    float   *q, *k, *v;
+    float   *q, *k, *v, *sinks;
     uint8_t *bytes;
     size_t   n_bytes;
     float   *y;
@@ -27,9 +29,9 @@ typedef struct cache {
 static const char *setup_name(const setup *s)
 {
     static char name[200];
-    snprintf(name, sizeof name, "ATTENTION %s, head %d, %d heads over %d, length %d, %d tokens, window %d%s%s, %s data",
+    snprintf(name, sizeof name, "ATTENTION %s, head %d, %d heads over %d, length %d, %d tokens, window %d%s%s, cap %g%s, %s data",
              lt_dtype_get(s->kv)->name, s->dim, s->heads, s->kv_heads, s->length, s->tokens, s->window,
-             s->ring ? ", ring" : "", s->scattered ? ", scattered" : "", data_names[s->data]);
+             s->ring ? ", ring" : "", s->scattered ? ", scattered" : "", s->cap, s->sinks ? ", sinks" : "", data_names[s->data]);
     return name;
 }
 
@@ -100,6 +102,16 @@ static void store(cache *c, int32_t from, bool everywhere)
     free(pos);
 }
 
+static float *random_sinks(int32_t heads, data_kind kind)
+{
+    static const float far[] = {60.0f, -300.0f, -INFINITY, 6.0f};
+    float *x = rnd_floats((size_t)heads, kind);
+    for (int32_t h = 0; h < heads; h++)
+        if (rnd_below(6) == 0)
+            x[h] = far[rnd_below(4)];
+    return x;
+}
+
 static void cache_init(cache *c, const setup *s)
 {
     *c = (cache){.s = *s};
@@ -113,13 +125,19 @@ static void cache_init(cache *c, const setup *s)
     store(c, s->ring ? first_seen(s, s->length - s->tokens) / 256 * 256 : 0, c->n_bytes < (1 << 20) || rnd_below(8) == 0);
     c->c.args = (lt_op_args){.op = LT_OP_ATTENTION, .n_src = 4, .name = "attention"};
     c->c.args.params.ATTENTION = (lt_attention_params){
-        .kv = c->layout, .heads = (uint32_t)s->heads, .window = (uint32_t)s->window, .scale = 1 / sqrtf((float)s->dim)};
+        .kv = c->layout, .heads = (uint32_t)s->heads, .window = (uint32_t)s->window, .scale = 1 / sqrtf((float)s->dim),
+        .cap = s->cap};
     c->c.args.src[0] = c->c.args.dst = view(LT_DTYPE_F32, 3, s->tokens, s->heads, s->dim);
     c->c.args.src[1] = view(LT_DTYPE_I8, 1, (int64_t)c->n_bytes, 0, 0);
     c->c.args.src[2] = view(LT_DTYPE_I32, 1, s->tokens, 0, 0);
     c->c.args.src[3] = view(LT_DTYPE_I32, 1, c->entries, 0, 0);
     c->c.src[0] = c->q, c->c.src[1] = c->bytes, c->c.src[2] = c->pos, c->c.src[3] = c->table;
-    for (int i = 0; i < 4; i++)
+    if (s->sinks) {
+        c->sinks = random_sinks(s->heads, s->data);
+        c->c.args.n_src = 5;
+        c->c.args.src[4] = view(LT_DTYPE_F32, 1, s->heads, 0, 0), c->c.src[4] = c->sinks;
+    }
+    for (uint32_t i = 0; i < c->c.args.n_src; i++)
         c->c.src_bytes[i] = view_bytes(&c->c.args.src[i]);
     c->c.dst_bytes = c->c.src_bytes[0];
     c->c.dst = c->q; /* any content */
@@ -128,13 +146,13 @@ static void cache_init(cache *c, const setup *s)
 
 static void cache_free(cache *c)
 {
-    free(c->table), free(c->pos), free(c->q), free(c->k), free(c->v), free(c->bytes), free(c->y);
+    free(c->table), free(c->pos), free(c->q), free(c->k), free(c->v), free(c->bytes), free(c->y), free(c->sinks);
 }
 
 /* What a wrong implementation would do, for the planted bugs. */
 typedef enum mutant {
     RIGHT, PAST_ONE_LESS, SEES_THE_FUTURE, WINDOW_ONE_MORE, HEADS_INTERLEAVED, NO_SCALE, PAGE_UNMERGED,
-    VALUES_ARE_KEYS
+    VALUES_ARE_KEYS, CAP_IGNORED, CAP_BEFORE_SCALE, CAP_IS_A_CLAMP, SINK_IGNORED, SINK_OF_THE_KV_HEAD, SINK_CAPPED, SINK_SCALED
 } mutant;
 
 /* Keys or values of one head as float64: those given, or those in the cache. */
@@ -155,6 +173,24 @@ static double *rows64(const cache *c, bool value, int32_t head, bool stored, int
     return out;
 }
 
+static double cap64(double x, double cap, mutant m)
+{
+    if (cap == 0 || m == CAP_IGNORED)
+        return x;
+    return m == CAP_IS_A_CLAMP ? fmax(-cap, fmin(cap, x)) : cap * tanh(x / cap);
+}
+
+/* What the sink of a head adds to the softmax's sum, its largest score being *top; raises that where it is larger. */
+static double sink64(const cache *c, int32_t h, mutant m, double *top)
+{
+    if (!c->sinks || m == SINK_IGNORED)
+        return -INFINITY;
+    double x = c->sinks[m == SINK_OF_THE_KV_HEAD ? h / (c->s.heads / c->s.kv_heads) : h];
+    x = m == SINK_CAPPED ? cap64(x, c->s.cap, RIGHT) : m == SINK_SCALED ? x / sqrt(c->s.dim) : x;
+    *top = fmax(*top, x);
+    return x;
+}
+
 static void attend64(const cache *c, int32_t t, int32_t h, const double *k, const double *v, mutant m, double *out)
 {
     const setup *s = &c->s;
@@ -169,11 +205,13 @@ static void attend64(const cache *c, int32_t t, int32_t h, const double *k, cons
         double dot = 0;
         for (int32_t j = 0; j < dim; j++)
             dot += c->q[((size_t)t * s->heads + h) * dim + j] * k[(size_t)p * dim + j];
-        w[p] = dot * scale;
+        w[p] = m == CAP_BEFORE_SCALE ? cap64(dot, s->cap, m) * scale : cap64(dot * scale, s->cap, m);
         top = fmax(top, w[p]);
     }
+    const double sink = sink64(c, h, m, &top);
     for (int32_t p = first; p <= last; p++)
         sum += w[p] = exp(w[p] - top);
+    sum += exp(sink - top);
     for (int32_t j = 0; j < dim; j++) {
         double x = 0;
         for (int32_t p = first; p <= last; p++)

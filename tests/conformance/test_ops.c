@@ -178,6 +178,7 @@ static double value64(lt_op op, double x, double z)
     case LT_OP_SILU_MUL: return x / (1 + exp(-x)) * z;
     case LT_OP_GELU_MUL: return x / (1 + exp(-2 * 0.7978845608028654 * (x + 0.044715 * x * x * x))) * z;
     case LT_OP_SCALE:    return x * z;
+    case LT_OP_SOFTCAP:  return z * tanh(x / z);
     default:             return x + z;
     }
 }
@@ -191,6 +192,8 @@ static double elementwise_error(const launch *l, lt_op op, bool swapped)
             double x = l->x[t * a->stride[0] / 4 + i], z;
             if (op == LT_OP_SCALE)
                 z = l->c.args.params.SCALE.factor;
+            else if (l->c.args.op == LT_OP_SOFTCAP)
+                z = l->c.args.params.SOFTCAP.cap;
             else
                 z = l->z[(l->c.args.op == LT_OP_ADD_ROW ? 0 : t * b->stride[0] / 4) + i];
             want[i] = swapped ? value64(op, z, x) : value64(op, x, z);
@@ -204,8 +207,8 @@ static double elementwise_error(const launch *l, lt_op op, bool swapped)
 static void elementwise(void **state)
 {
     (void)state;
-    static const lt_op ops[] = {LT_OP_ADD, LT_OP_ADD_ROW, LT_OP_SILU_MUL, LT_OP_GELU_MUL, LT_OP_SCALE};
-    for (int o = 0; o < 5; o++) {
+    static const lt_op ops[] = {LT_OP_ADD, LT_OP_ADD_ROW, LT_OP_SILU_MUL, LT_OP_GELU_MUL, LT_OP_SCALE, LT_OP_SOFTCAP};
+    for (int o = 0; o < 6; o++) {
         for (int kind = 0; kind < DATA_KINDS; kind++) {
             for (int k = 0; k < N_COLUMNS; k++) {
                 for (int form = 0; form < 3; form++) { /* apart, in place, windows of wider matrices */
@@ -214,10 +217,12 @@ static void elementwise(void **state)
                     lt_view z = ops[o] == LT_OP_ADD_ROW ? view(LT_DTYPE_F32, 1, columns[k], 0, 0)
                                                         : padded(2, tokens, columns[k], 0, pad * 3);
                     launch l;
-                    launch_init(&l, ops[o], &x, ops[o] == LT_OP_SCALE ? NULL : &z, form == 1 ? &x : &y,
+                    launch_init(&l, ops[o], &x, ops[o] == LT_OP_SCALE || ops[o] == LT_OP_SOFTCAP ? NULL : &z, form == 1 ? &x : &y,
                                 (data_kind)kind, form == 1);
                     if (ops[o] == LT_OP_SCALE)
                         l.c.args.params.SCALE.factor = k == 3 ? -0.0f : 25.298221f;
+                    if (ops[o] == LT_OP_SOFTCAP)
+                        l.c.args.params.SOFTCAP.cap = k % 3 ? 30 : 0.5f;
                     rig_check(&l.c, lt_op_get(ops[o])->name, l.y);
                     /* A row of a few can be all tail, where the gates keep fewer digits: see below. */
                     bool gate = ops[o] == LT_OP_SILU_MUL || ops[o] == LT_OP_GELU_MUL;
@@ -278,6 +283,57 @@ static void gates_over_the_whole_range(void **state)
         }
         launch_free(&l);
     }
+}
+
+/* Every float of a coarse grid: both sides of the seam between the polynomial and exp, and both ends. */
+static void softcap_over_the_whole_range(void **state)
+{
+    (void)state;
+    static const float caps[] = {1, 30, 50, 0.001f};
+    const int64_t n = 1 << 16;
+    lt_view v = view(LT_DTYPE_F32, 2, 1, n, 0);
+    double worst = 0;
+    for (int k = 0; k < 4; k++) {
+        launch l;
+        launch_init(&l, LT_OP_SOFTCAP, &v, NULL, &v, DATA_NORMAL, k == 2);
+        l.c.args.params.SOFTCAP.cap = caps[k];
+        for (int64_t i = 0; i < n; i++)
+            l.x[i] = lt__bits_f32((uint32_t)i << 16 | (uint32_t)(i & 0xffff));
+        rig_check(&l.c, "SOFTCAP", l.y);
+        for (int64_t i = 0; i < n; i++) {
+            double x = l.x[i], want = (double)caps[k] * tanh(x / (double)caps[k]), ulps = fabs(l.y[i] - want) / (0x1p-23 * fabs(want));
+            if (isnan(x) ? !isnan(l.y[i]) : !(fabs(l.y[i] - want) <= 0x1p-23 * 3 * fabs(want) + 1e-42))
+                fail_msg("SOFTCAP %g of %.9g is %.9g, expected %.9g", caps[k], x, l.y[i], want);
+            if (fabs(want) > 1e-36 && ulps > worst)
+                worst = ulps;
+        }
+        launch_free(&l);
+    }
+    print_message("SOFTCAP: within %.2f units of the last place\n", worst);
+}
+
+static void softcap_planted(void **state)
+{
+    (void)state;
+    lt_view v = view(LT_DTYPE_F32, 2, 4, 576, 0);
+    launch l;
+    launch_init(&l, LT_OP_SOFTCAP, &v, NULL, &v, DATA_NORMAL, false);
+    for (int i = 0; i < 4 * 576; i++)
+        l.x[i] *= 20; /* as logits are */
+    l.c.args.params.SOFTCAP.cap = 30;
+    rig_run(&g_rig.device[0], &l.c, l.y);
+    assert_within("SOFTCAP", elementwise_error(&l, LT_OP_SOFTCAP, false), BOUND);
+    assert_caught("cap and value swapped", elementwise_error(&l, LT_OP_SOFTCAP, true), BOUND);
+    double clamped = 0, bare = 0, energy = 0;
+    for (int i = 0; i < 4 * 576; i++) {
+        double y = l.y[i], x = l.x[i];
+        clamped += pow(fmax(-30, fmin(30, x)) - y, 2), bare += pow(30 * tanh(x) - y, 2), energy += y * y;
+    }
+    assert_caught("clamped, not capped", clamped / energy, BOUND);
+    assert_caught("not divided by the cap", bare / energy, BOUND);
+    l.c.args.params.SOFTCAP.cap = 50;
+    assert_caught("another cap", elementwise_error(&l, LT_OP_SOFTCAP, false), BOUND);
+    launch_free(&l);
 }
 
 static void scale_of_any_dimensions(void **state)
@@ -358,6 +414,8 @@ int main(void)
         cmocka_unit_test(elementwise),
         cmocka_unit_test(elementwise_planted),
         cmocka_unit_test(gates_over_the_whole_range),
+        cmocka_unit_test(softcap_over_the_whole_range),
+        cmocka_unit_test(softcap_planted),
         cmocka_unit_test(scale_of_any_dimensions),
         cmocka_unit_test(take_rows),
         cmocka_unit_test(a_row_that_is_not_there_is_an_error),

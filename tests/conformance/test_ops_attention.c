@@ -116,11 +116,39 @@ static void hard_data_is_bit_equal(void **state)
     }
 }
 
+/* Caps and sinks, alone and together: every type of cache, with windows, groups and any number of tokens. */
+static void soft_caps_and_sinks(void **state)
+{
+    (void)state;
+    static const int32_t sizes[] = {64, 128, 256, 80, 512};
+    static const float caps[] = {0, 50, 2, 0.25f};
+    uint32_t n = 0;
+    for (int d = 0; d < 5; d++)
+        for (int k = 0; k < 3; k++)
+            for (int form = 1; form < 8; form++, n++) {
+                if (kv_types[k] == LT_DTYPE_Q8_0 && sizes[d] % 32)
+                    continue;
+                int32_t ratio = ratios[n % 4], kv_heads = ratio == 9 || sizes[d] > 200 ? 1 : 1 + (int32_t)(n % 3);
+                setup s = {.kv = kv_types[k], .dim = sizes[d], .length = lengths[(n + d) % 7], .tokens = token_counts[(n / 3 + form) % 4],
+                           .kv_heads = kv_heads, .heads = kv_heads * ratio, .window = windows[(n + k) % 5],
+                           .cap = caps[form / 2], .sinks = form % 2, .ring = n % 4 == 3};
+                s = bounded(s, 1200000);
+                check_setup(&s);
+            }
+    for (int kind = DATA_HEAVY; kind < DATA_KINDS; kind++)
+        for (int form = 1; form < 4; form++) {
+            setup s = {.kv = kv_types[form % 3], .dim = 96, .length = 520, .tokens = form == 1 ? 1 : 5, .kv_heads = 2, .heads = 6,
+                       .window = form == 3 ? 300 : 0, .data = (data_kind)kind, .cap = form & 2 ? 30 : 0, .sinks = form & 1};
+            check_setup(&s);
+        }
+}
+
 static void a_batch_equals_each_token_alone(void **state)
 {
     (void)state;
     for (int k = 0; k < 3; k++) {
-        setup s = {.kv = kv_types[k], .dim = 64, .length = 530, .tokens = 40, .kv_heads = 1, .heads = 3, .window = k == 2 ? 260 : 0};
+        setup s = {.kv = kv_types[k], .dim = 64, .length = 530, .tokens = 40, .kv_heads = 1, .heads = 3, .window = k == 2 ? 260 : 0,
+                   .cap = k == 1 ? 3 : 0, .sinks = k > 0};
         cache c;
         cache_init(&c, &s);
         rig_check(&c.c, setup_name(&s), c.y);
@@ -196,6 +224,52 @@ static void planted_bugs_are_caught(void **state)
     }
 }
 
+static void planted_bugs_of_caps_and_sinks_are_caught(void **state)
+{
+    (void)state;
+    static const struct { mutant m; const char *bug; } bugs[] = {
+        {CAP_IGNORED, "scores not capped"}, {CAP_BEFORE_SCALE, "scores capped before they are scaled"},
+        {CAP_IS_A_CLAMP, "scores clamped to the cap"}, {SINK_IGNORED, "no sinks"}, {SINK_OF_THE_KV_HEAD, "sinks by kv head"},
+        {SINK_CAPPED, "sinks capped as scores are"}, {SINK_SCALED, "sinks scaled as scores are"},
+        {PAGE_UNMERGED, "only the last page counts, with a sink"},
+    };
+    for (size_t i = 0; i < sizeof bugs / sizeof *bugs; i++)
+        for (int k = 0; k < 3; k++) {
+            setup s = {.kv = kv_types[k], .dim = 64, .length = 600, .tokens = 3, .kv_heads = 2, .heads = 6, .window = 400,
+                       .cap = k == 2 ? 50 : 2, .sinks = true};
+            cache c;
+            cache_init(&c, &s);
+            for (int h = 0; h < 6; h++)
+                c.sinks[h] = 2.0f + (float)h; /* each counts */
+            rig_run(&g_rig.device[0], &c.c, c.y);
+            assert_within("before the bug", error64(&c, true, RIGHT), BOUND_EXACT);
+            assert_caught(bugs[i].bug, error64(&c, true, bugs[i].m), BOUND_EXACT);
+            cache_free(&c);
+        }
+}
+
+/* A sink far above all scores leaves next to nothing of the values, and no infinity; one far below, not a bit of change. */
+static void sinks_at_both_ends(void **state)
+{
+    (void)state;
+    setup s = {.kv = LT_DTYPE_F32, .dim = 64, .length = 300, .tokens = 2, .kv_heads = 1, .heads = 2, .sinks = true};
+    cache c;
+    cache_init(&c, &s);
+    c.sinks[0] = c.sinks[1] = 3e38f;
+    rig_check(&c.c, "a sink far above", c.y);
+    for (int i = 0; i < 2 * 2 * 64; i++)
+        assert_true(c.y[i] == 0);
+    float *with = malloc(c.c.dst_bytes);
+    c.sinks[0] = -3e38f, c.sinks[1] = -INFINITY;
+    rig_check(&c.c, "a sink far below", with);
+    c.c.args.n_src = 4;
+    rig_check(&c.c, "no sink", c.y);
+    for (int i = 0; i < 2 * 2 * 64; i++)
+        assert_true(c.y[i] == with[i]);
+    free(with);
+    cache_free(&c);
+}
+
 /* Positions and pages are data: a wrong one is an error of the queue, never a wild access. */
 static void wild_positions_and_pages_are_errors(void **state)
 {
@@ -237,6 +311,9 @@ int main(void)
         cmocka_unit_test(every_ratio_window_and_batch),
         cmocka_unit_test(tokens_may_be_any_positions),
         cmocka_unit_test(hard_data_is_bit_equal),
+        cmocka_unit_test(soft_caps_and_sinks),
+        cmocka_unit_test(planted_bugs_of_caps_and_sinks_are_caught),
+        cmocka_unit_test(sinks_at_both_ends),
         cmocka_unit_test(a_batch_equals_each_token_alone),
         cmocka_unit_test(storing_in_parts_equals_storing_at_once),
         cmocka_unit_test(planted_bugs_are_caught),

@@ -132,8 +132,9 @@ static void linear(void **state)
 static void simple(void **state)
 {
     (void)state;
-    static const lt_op ops[] = {LT_OP_RMS_NORM, LT_OP_ROPE, LT_OP_ADD, LT_OP_ADD_ROW, LT_OP_SILU_MUL, LT_OP_GELU_MUL, LT_OP_SCALE};
-    for (int i = 0; i < 7; i++) {
+    static const lt_op ops[] = {LT_OP_RMS_NORM, LT_OP_ROPE, LT_OP_ADD, LT_OP_ADD_ROW, LT_OP_SILU_MUL, LT_OP_GELU_MUL, LT_OP_SCALE,
+                                LT_OP_SOFTCAP};
+    for (int i = 0; i < 8; i++) {
         lt_op op = ops[i];
         g_seed = 77 + (uint64_t)i;
         float *x = exact_floats(4096), *z = exact_floats(4096);
@@ -146,6 +147,8 @@ static void simple(void **state)
             c.args.params.RMS_NORM.eps = 1e-5f;
         if (op == LT_OP_SCALE)
             c.args.params.SCALE.factor = 0.1f;
+        if (op == LT_OP_SOFTCAP)
+            c.args.params.SOFTCAP.cap = 3;
         if (op == LT_OP_ROPE) {
             c.args.src[0] = c.args.dst = view(LT_DTYPE_F32, 3, 5, 3, 80), c.args.src[1] = view(LT_DTYPE_F32, 3, 5, 32, 2);
             c.args.params.ROPE = (lt_rope_params){LT_ROPE_HALVES, 64};
@@ -159,10 +162,12 @@ static void simple(void **state)
 static void attention(void **state)
 {
     (void)state;
-    static const struct { lt_dtype t; uint32_t window; } kinds[] = {
-        {LT_DTYPE_F32, 0}, {LT_DTYPE_F16, 0}, {LT_DTYPE_Q8_0, 0}, {LT_DTYPE_F16, 300}};
+    static const struct { lt_dtype t; uint32_t window; float cap; bool sinks; const char *also; } kinds[] = {
+        {LT_DTYPE_F32, 0, 0, false, ""},      {LT_DTYPE_F16, 0, 0, false, ""},     {LT_DTYPE_Q8_0, 0, 0, false, ""},
+        {LT_DTYPE_F16, 300, 0, false, ""},    {LT_DTYPE_F32, 0, 5, false, " cap"}, {LT_DTYPE_F16, 0, 0, true, " sinks"},
+        {LT_DTYPE_Q8_0, 0, 5, true, " both"}, {LT_DTYPE_F16, 300, 0.5f, true, " both"}};
     const int32_t length = 600, tokens = 5, dim = 64, kv_heads = 2, heads = 6;
-    for (int k = 0; k < 4; k++) {
+    for (int k = 0; k < 8; k++) {
         uint64_t row;
         char name[64];
         int32_t pos[600], pages[3] = {2, 0, 1};
@@ -187,17 +192,20 @@ static void attention(void **state)
             s.src_bytes[i] = view_bytes(&s.args.src[i]);
         uint8_t *bytes = malloc(s.dst_bytes);
         rig_run(&g_rig.device[0], &s, bytes);
-        snprintf(name, sizeof name, "KV_STORE %s %u", lt_dtype_get(kinds[k].t)->name, kinds[k].window);
+        snprintf(name, sizeof name, "KV_STORE %s %u%s", lt_dtype_get(kinds[k].t)->name, kinds[k].window, kinds[k].also);
         expect_bits(name, bytes, s.dst_bytes);
         rig_case c = {.args = {.op = LT_OP_ATTENTION, .n_src = 4, .name = "attention"}};
-        c.args.params.ATTENTION = (lt_attention_params){.kv = layout, .heads = (uint32_t)heads, .window = kinds[k].window, .scale = 0.125f};
+        c.args.params.ATTENTION = (lt_attention_params){.kv = layout, .heads = (uint32_t)heads, .window = kinds[k].window, .scale = 0.125f, .cap = kinds[k].cap};
         c.args.src[0] = c.args.dst = view(LT_DTYPE_F32, 3, tokens, heads, dim);
         c.args.src[1] = cache, c.args.src[2] = view(LT_DTYPE_I32, 1, tokens, 0, 0), c.args.src[3] = table_view;
         c.src[0] = q, c.src[1] = bytes, c.src[2] = pos + length - tokens, c.src[3] = pages;
         c.dst_bytes = view_bytes(&c.args.dst);
-        snprintf(name, sizeof name, "ATTENTION %s %u", lt_dtype_get(kinds[k].t)->name, kinds[k].window);
+        float *sinks = exact_floats((size_t)heads);
+        if (kinds[k].sinks)
+            c.args.n_src = 5, c.args.src[4] = view(LT_DTYPE_F32, 1, heads, 0, 0), c.src[4] = sinks;
+        snprintf(name, sizeof name, "ATTENTION %s %u%s", lt_dtype_get(kinds[k].t)->name, kinds[k].window, kinds[k].also);
         run_case(&c, name);
-        free((void *)s.dst), free(bytes), free(kv[0]), free(kv[1]), free(q);
+        free((void *)s.dst), free(bytes), free(kv[0]), free(kv[1]), free(q), free(sinks);
     }
 }
 

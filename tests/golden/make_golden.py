@@ -1,6 +1,7 @@
 """Makes logits.bin and logits.json: expected logits of small random models and of real ones.
 
     make_golden.py BUILD [--smollm2 FILE] [--gemma3 FILE]
+    make_golden.py BUILD --only ARCH     makes those of one architecture; the others stay as they are
 
 Models are written by BUILD/tests/mkmodel; expected values come from reference.py. Where
 llama_cpp can be imported, its own error against the same reference is stored as peer_nmse.
@@ -59,10 +60,12 @@ they were shorter than those her grandmother had told her about. She drew a curv
 she pinned the chart to the wall of the workshop, between a calendar and the price of copper wire."""
 
 
-def specs():
-    """(name, architecture, dtype label, mkmodel arguments, tokens, first stored token)"""
-    for arch in ARCHS:
-        base = ["--arch", arch, "--preset", "tiny", "--vocab", "320"] + (["--layers", "7"] if arch == "gemma3" else [])
+LAYERS = {"gemma2": ["--layers", "4"], "gemma3": ["--layers", "7"]}
+
+
+def basic(archs):
+    for arch in archs:
+        base = ["--arch", arch, "--preset", "tiny", "--vocab", "320"] + LAYERS.get(arch, [])
         for dtype in DTYPES:
             yield f"{arch}-{dtype}", arch, dtype, base + ["--type", dtype], TOKENS, 0
         yield f"{arch}-mixed", arch, "mixed", base + MIXED, TOKENS, 0
@@ -70,6 +73,11 @@ def specs():
         far = base + ["--type", "F32", "--window", "40"]
         yield f"{arch}-far", arch, "F32", far, 300, 300 - TOKENS
         yield f"{arch}-heads", arch, "F32", base + ["--type", "F32", "--embd", "320", "--heads", "4", "--kv-heads", "1", "--head-dim", "80"], TOKENS, 0
+
+
+def specs():
+    """(name, architecture, dtype label, mkmodel arguments, tokens, first stored token). The place gives the seed: new ones go last."""
+    yield from basic(ARCHS)
     for arch in ("llama", "phi3"):
         base = ["--arch", arch, "--preset", "tiny", "--vocab", "320", "--type", "F32", "--rope-factors"]
         yield f"{arch}-factors", arch, "F32", base, TOKENS, 0
@@ -78,6 +86,10 @@ def specs():
         base = ["--arch", arch, "--preset", "tiny", "--vocab", "320", "--tied"]
         yield f"{arch}-tied", arch, "F32", base + ["--type", "F32"], TOKENS, 0
         yield f"{arch}-tied-Q6_K", arch, "Q6_K", base + ["--type", "Q6_K"], TOKENS, 0
+    yield from basic(("gemma2",))
+    base = ["--arch", "gemma2", "--preset", "tiny", "--vocab", "320", *LAYERS["gemma2"]]
+    for dtype in "F32", "Q4_K":  # caps that change most scores and logits
+        yield f"gemma2-caps-{dtype}", "gemma2", dtype, base + ["--type", dtype, "--attn-cap", "1", "--logit-cap", "3"], TOKENS, 0
 
 
 def peer_logits(path, ids):
@@ -116,9 +128,11 @@ class Store:
         return self.bytes - len(raw)
 
 
-def tiny(build, store, tmp):
+def tiny(build, store, tmp, only):
     out = []
     for seed, (name, arch, dtype, args, n, first) in enumerate(specs(), start=100):
+        if only and arch != only:
+            continue
         path = os.path.join(tmp, "model.gguf")
         args = args + ["--seed", str(seed)]
         subprocess.run([os.path.join(build, "tests", "mkmodel"), *args, "-o", path], check=True)
@@ -153,16 +167,36 @@ def real(label, path, store):
             "at": store.put(want[:, columns].astype(np.float32)), "peer_nmse": peer, "tolerance": 1.1 * peer}
 
 
+def keep(store, manifest, but):
+    """What is there already, without one architecture."""
+    with open(os.path.join(HERE, "logits.json")) as f:
+        old = json.load(f)
+    with open(os.path.join(HERE, "logits.bin"), "rb") as f:
+        data = f.read()
+    manifest["models"] = [m for m in old["models"] if m["arch"] != but]
+    manifest["real"] = old["real"]
+    for m in manifest["models"] + manifest["real"]:
+        count = (len(m["tokens"]) - m["first"]) * len(m["columns"])
+        m["at"] = store.put(np.frombuffer(data, np.float32, count, m["at"]))
+
+
 def main():
     p = argparse.ArgumentParser()
     p.add_argument("build")
     p.add_argument("--smollm2")
     p.add_argument("--gemma3")
+    p.add_argument("--only")
     a = p.parse_args()
     store, manifest = Store(), {"version": VERSION}
+    if a.only:
+        keep(store, manifest, a.only)
     with tempfile.TemporaryDirectory() as tmp:
-        manifest["models"] = tiny(a.build, store, tmp)
-    manifest["real"] = [real(k, path, store) for k, path in (("smollm2", a.smollm2), ("gemma3", a.gemma3)) if path]
+        made = tiny(a.build, store, tmp, a.only)
+    if a.only:
+        manifest["models"] += made
+    else:
+        manifest["models"] = made
+        manifest["real"] = [real(k, path, store) for k, path in (("smollm2", a.smollm2), ("gemma3", a.gemma3)) if path]
     with open(os.path.join(HERE, "logits.bin"), "wb") as f:
         f.write(b"".join(store.parts))
     with open(os.path.join(HERE, "logits.json"), "w") as f:

@@ -135,7 +135,11 @@ def rope(x, angles, pairs):
     return out
 
 
-def attention(q, k, v, scale, window):
+def soft_cap(x, cap):
+    return cap * np.tanh(x / cap) if cap else x
+
+
+def attention(q, k, v, scale, window, cap=0):
     """q [T, H, D], k and v [T, Hkv, D]; token t sees the last `window` tokens up to itself."""
     n, heads, dim = q.shape
     group = heads // k.shape[1]
@@ -145,7 +149,7 @@ def attention(q, k, v, scale, window):
         seen &= t[:, None] - t[None, :] < window
     out = np.empty_like(q)
     for h in range(heads):
-        s = q[:, h] @ k[:, h // group].T * scale
+        s = soft_cap(q[:, h] @ k[:, h // group].T * scale, cap)
         s = np.where(seen, s, -np.inf)
         p = np.exp(s - s.max(axis=1, keepdims=True))
         out[:, h] = p / p.sum(axis=1, keepdims=True) @ v[:, h // group]
@@ -167,21 +171,22 @@ def forward(path, ids, bug=None, context=0, columns=None):
     dim = f.hp("attention.key_length", embd // heads)
     eps = f.hp("attention.layer_norm_rms_epsilon") * (100 if bug == "norm_eps" else 1)
     ff = f.hp("feed_forward_length")
-    window = f.hp("attention.sliding_window", 0) if arch in ("llama", "gemma3", "phi3") else 0
+    window = f.hp("attention.sliding_window", 0) if arch in ("llama", "gemma2", "gemma3", "phi3") else 0
     rotated = f.hp("rope.dimension_count", dim)
-    gemma = arch == "gemma3"
+    gemma, gemma3 = arch in ("gemma2", "gemma3"), arch == "gemma3"
+    attn_cap, logit_cap = (f.hp(f"{x}_logit_softcapping", 0) if arch == "gemma2" else 0 for x in ("attn", "final"))
     pos = np.arange(n, dtype=np.float64)
     context = context or n
-    whole = rope_angles(f, pos, rotated, f.hp("rope.freq_base", 1e6 if gemma else 1e4), context)
-    local = rope_angles(f, pos, rotated, f.hp("rope.local.freq_base", 1e4), context, scaled=False) if gemma else None
-    scale = 1 / math.sqrt(embd / heads if gemma and layers == 62 else dim)
+    whole = rope_angles(f, pos, rotated, f.hp("rope.freq_base", 1e6 if gemma3 else 1e4), context)
+    local = rope_angles(f, pos, rotated, f.hp("rope.local.freq_base", 1e4), context, scaled=False) if gemma3 else None
+    scale = 1 / math.sqrt(embd / heads if (arch, layers) in (("gemma2", 46), ("gemma3", 62)) else dim)
 
     x = f.raw("token_embd.weight")[np.asarray(ids)].astype(np.float64)
     if gemma:
         x = x * np.float64(np.float32(math.sqrt(embd)))
     for i in range(layers):
         name = f"blk.{i}."
-        is_global = not window or (gemma and i % 6 == 5)
+        is_global = not window or (gemma3 and i % 6 == 5) or (arch == "gemma2" and i % 2 == 1)
         y = rms_norm(x, f.get(name + "attn_norm.weight"), eps)
         if arch == "phi3":
             q, k, v = np.split(linear(f, y, name + "attn_qkv"), [heads * dim, (heads + kv_heads) * dim], axis=1)
@@ -191,9 +196,9 @@ def forward(path, ids, bug=None, context=0, columns=None):
         if arch in ("qwen3", "gemma3"):
             q = rms_norm(q, f.get(name + "attn_q_norm.weight"), eps)
             k = rms_norm(k, f.get(name + "attn_k_norm.weight"), eps)
-        angles = local if gemma and not is_global else whole
+        angles = local if gemma3 and not is_global else whole
         q, k = rope(q, angles, arch == "llama"), rope(k, angles, arch == "llama")
-        y = linear(f, attention(q, k, v, scale, 0 if is_global else window), name + "attn_output")
+        y = linear(f, attention(q, k, v, scale, 0 if is_global else window, attn_cap), name + "attn_output")
         if gemma:
             y = rms_norm(y, f.get(name + "post_attention_norm.weight"), eps)
         x = x + y
@@ -211,7 +216,7 @@ def forward(path, ids, bug=None, context=0, columns=None):
         x = x + y
     x = rms_norm(x, f.get("output_norm.weight"), eps)
     head = f.raw("output.weight" if f.has("output.weight") else "token_embd.weight")
-    return matmul(x, head if columns is None else head[columns])
+    return soft_cap(matmul(x, head if columns is None else head[columns]), logit_cap)
 
 
 def nmse(got, want):

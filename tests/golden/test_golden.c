@@ -75,9 +75,9 @@ static void passes_and_instruction_sets_change_no_bit(void **state)
 static void tolerances_would_notice(void **state)
 {
     (void)state;
-    static const char *const archs[] = {"llama", "qwen2", "qwen3", "gemma3", "phi3"};
+    static const char *const archs[] = {"llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3"};
     static const char *const bugs[] = {"rope_off_by_one", "norm_eps", "swap_gate_up", "q4_k_minimum"};
-    for (size_t a = 0; a < 5; a++)
+    for (size_t a = 0; a < 6; a++)
         for (size_t b = 0; b < 4; b++) {
             json_t *e;
             size_t i;
@@ -144,6 +144,22 @@ static void edit_window(lt_graph *g, void *user)
             g->nodes[i].params.ATTENTION.window++;
 }
 
+static void edit_attn_cap(lt_graph *g, void *user)
+{
+    (void)user;
+    for (size_t i = 0; i < g->n_nodes; i++)
+        if (g->nodes[i].op == LT_OP_ATTENTION)
+            g->nodes[i].params.ATTENTION.cap = 0;
+}
+
+static void edit_logit_cap(lt_graph *g, void *user)
+{
+    (void)user;
+    for (size_t i = 0; i < g->n_nodes; i++)
+        if (g->nodes[i].op == LT_OP_SOFTCAP)
+            g->nodes[i].params.SOFTCAP.cap *= 2;
+}
+
 /* Adds the minimum of each super-block where it should be taken off. */
 static void spoil_q4_k(const lt_weight *w, void *bytes)
 {
@@ -162,6 +178,11 @@ static void planted_bugs_turn_red(void **state)
         {"rope style", "-Q4_K", edit_rope, NULL},
         {"Q4_K minimum", "-Q4_K", NULL, spoil_q4_k},
         {"window", "gemma3-far", edit_window, NULL},
+        {"window", "gemma2-far", edit_window, NULL},
+        {"cap of scores", "gemma2-F32", edit_attn_cap, NULL},
+        {"cap of logits", "gemma2-F32", edit_logit_cap, NULL},
+        {"cap of scores", "gemma2-caps-Q4_K", edit_attn_cap, NULL},
+        {"cap of logits", "gemma2-caps-Q4_K", edit_logit_cap, NULL},
     };
     json_t *e;
     size_t i, tried = 0;
@@ -178,7 +199,7 @@ static void planted_bugs_turn_red(void **state)
                          number(e, "tolerance"));
         }
     }
-    assert_int_equal(tried, 31);
+    assert_int_equal(tried, 48);
 }
 
 /* A real model: some columns of the head, and the best token where it leads clearly. */

@@ -32,6 +32,7 @@ typedef struct change {
     uint64_t    d0, d1;      /* 0: as it should be */
     lt_dtype    dtype;       /* F32 is 0 */
     const char *extra[4];    /* tensors nobody asked for */
+    bool        embd_norms;  /* post_attention_norm and post_ffw_norm of each layer */
     uint32_t    patch_type;  /* raw type id written over that of `tensor` */
 } change;
 
@@ -118,6 +119,10 @@ static void put_tensors(lt__gguf_writer *w, const change *c)
             snprintf(b, sizeof b, "blk.%d.%s", l, rows[r].name);
             put_tensor(w, c, b, rows[r].d0, rows[r].d1);
         }
+    for (int l = 0; c->embd_norms && l < 2 * LAYERS; l++) {
+        snprintf(b, sizeof b, "blk.%d.%s.weight", l / 2, l % 2 ? "post_ffw_norm" : "post_attention_norm");
+        put_tensor(w, c, b, EMBD, 0);
+    }
     for (int i = 0; i < 4 && c->extra[i]; i++)
         put_tensor(w, c, c->extra[i], HEAD_DIM / 2, 0);
 }
@@ -256,6 +261,38 @@ static void a_known_part_without_a_place_is_refused(void **state)
     lt_model_close(m);
 }
 
+/* What a file leaves out is as in the vendor's code: every second layer of 4,096 positions, caps of 50 and 30. */
+static void gemma2_has_caps(void **state)
+{
+    (void)state;
+    static const struct { const char *key; float f, attn, logit; } caps[] = {
+        {NULL, 0, 50, 30}, {"gemma2.attn_logit_softcapping", 20, 20, 30}, {"gemma2.final_logit_softcapping", 0, 50, 0}};
+    for (size_t i = 0; i < 3; i++) {
+        change c = {.arch = "gemma2", .embd_norms = true, .key = caps[i].key, .kind = caps[i].key ? K_F32 : K_NONE, .f = caps[i].f};
+        lt_model *m = open_good(&c);
+        lt_graph g;
+        lt_kv_group groups[2];
+        uint32_t n_groups, capped = 0, windowed = 0, softcaps = 0;
+        assert_true(m->hp.attn_cap == caps[i].attn && m->hp.logit_cap == caps[i].logit);
+        assert_int_equal(m->hp.window, 4096);
+        assert_true(!lt__layer_global(&m->hp, 0) && lt__layer_global(&m->hp, 1));
+        assert_true(m->hp.attn_scale == 0.125f && m->hp.embd_scale == 16);
+        assert_int_equal(lt__model_build(m, &(lt_kv_desc){.dtype = LT_DTYPE_F16}, &g, groups, &n_groups, NULL), LT_OK);
+        assert_int_equal(n_groups, 2);
+        for (size_t n = 0; n < g.n_nodes; n++) {
+            const lt_node *node = &g.nodes[n];
+            capped += node->op == LT_OP_ATTENTION && node->params.ATTENTION.cap == caps[i].attn;
+            windowed += node->op == LT_OP_ATTENTION && node->params.ATTENTION.window == 4096;
+            softcaps += node->op == LT_OP_SOFTCAP && node->params.SOFTCAP.cap == caps[i].logit;
+        }
+        assert_int_equal(capped, LAYERS);
+        assert_int_equal(windowed, 1);
+        assert_int_equal(softcaps, caps[i].logit > 0);
+        lt__graph_deinit(&g);
+        lt_model_close(m);
+    }
+}
+
 static void equal_arrays_are_one_value(void **state)
 {
     (void)state;
@@ -271,7 +308,7 @@ static void wrong_keys_are_named(void **state)
     (void)state;
     static const struct { change c; lt_status s; const char *words; } bad[] = {
         {{.drop = "general.architecture"}, LT_E_FORMAT, "general.architecture"},
-        {{.arch = "mamba"}, LT_E_UNSUPPORTED, "'mamba' is not supported; supported: llama, qwen2, qwen3, gemma3, phi3"},
+        {{.arch = "mamba"}, LT_E_UNSUPPORTED, "'mamba' is not supported; supported: llama, qwen2, qwen3, gemma2, gemma3, phi3"},
         {{.drop = "llama.block_count"}, LT_E_FORMAT, "'llama.block_count' is missing; expected an integer from 1 to 4096"},
         {{.drop = "llama.attention.layer_norm_rms_epsilon"}, LT_E_FORMAT, "epsilon' is missing"},
         {{.key = "llama.block_count", .kind = K_U32, .u = 0}, LT_E_FORMAT, "'llama.block_count' is 0"},
@@ -292,6 +329,9 @@ static void wrong_keys_are_named(void **state)
         {{.key = "llama.rope.scaling.type", .kind = K_STR, .s = "linear"}, LT_E_FORMAT, "'linear' with factor 0"},
         {{.key = "llama.expert_count", .kind = K_U32, .u = 8}, LT_E_UNSUPPORTED, "a mixture of experts is not supported"},
         {{.key = "llama.final_logit_softcapping", .kind = K_F32, .f = 30}, LT_E_UNSUPPORTED, "capped logits"},
+        {{.arch = "gemma3", .key = "gemma3.attn_logit_softcapping", .kind = K_F32, .f = 50}, LT_E_UNSUPPORTED, "capped attention scores"},
+        {{.arch = "gemma2", .key = "gemma2.attn_logit_softcapping", .kind = K_F32, .f = -50}, LT_E_FORMAT, "'gemma2.attn_logit_softcapping' is -50"},
+        {{.arch = "gemma2", .key = "gemma2.final_logit_softcapping", .kind = K_F32, .f = NAN}, LT_E_FORMAT, "softcapping' is nan"},
         {{.key = "lowtide.rope_style", .kind = K_STR, .s = "thirds"}, LT_E_FORMAT, "'thirds'; expected 'halves' or 'pairs'"},
         {{.key = "lowtide.rope.factors", .kind = K_I32S, .list = {1, 2}}, LT_E_FORMAT, "is not an array of 32 floats"},
     };
@@ -518,6 +558,7 @@ int main(void)
         cmocka_unit_test(norms_are_f32_in_memory),
         cmocka_unit_test(text_23_unknown_extra_tensors_are_skipped_with_a_list),
         cmocka_unit_test(a_known_part_without_a_place_is_refused),
+        cmocka_unit_test(gemma2_has_caps),
         cmocka_unit_test(equal_arrays_are_one_value),
         cmocka_unit_test(wrong_keys_are_named),
         cmocka_unit_test(wrong_tensors_are_named),

@@ -7,6 +7,7 @@
 #include <cmocka.h>
 
 #include <stdio.h>
+#include <math.h>
 #include <string.h>
 
 #include "graph/op.h"
@@ -55,7 +56,10 @@ static lt_op_args good(lt_op op)
     case LT_OP_ATTENTION:
         a.params.ATTENTION = (lt_attention_params){.kv = kv, .heads = 6, .scale = 1};
         a.src[0] = a.dst = view(f32, 3, 5, 6, 32), a.src[1] = view(LT_DTYPE_I8, 1, 4 * 65536, 0, 0);
-        a.src[2] = view(i32, 1, 5, 0, 0), a.src[3] = view(i32, 1, 4, 0, 0);
+        a.src[2] = view(i32, 1, 5, 0, 0), a.src[3] = view(i32, 1, 4, 0, 0), a.src[4] = view(f32, 1, 6, 0, 0);
+        break;
+    case LT_OP_SOFTCAP:
+        a.params.SOFTCAP.cap = 30;
         break;
     case LT_OP_TAKE_ROWS:
         a.src[1] = view(i32, 1, 3, 0, 0), a.dst = view(f32, 2, 3, 64, 0);
@@ -165,6 +169,25 @@ static void cache_layouts_are_checked(void **state)
     BREAK(LT_OP_ATTENTION, a.src[1].dtype = LT_DTYPE_F32, "src1");
 }
 
+static void caps_and_sinks_are_checked(void **state)
+{
+    (void)state;
+    lt_op_args fine = good(LT_OP_ATTENTION);
+    fine.params.ATTENTION.cap = 50;
+    assert_int_equal(lt_op_check(&fine, NULL), LT_OK);
+    fine.n_src = 4; /* sinks are optional */
+    assert_int_equal(lt_op_check(&fine, NULL), LT_OK);
+    BREAK(LT_OP_ATTENTION, a.n_src = 3, "3 sources, expected 4 or one more");
+    BREAK(LT_OP_ATTENTION, a.n_src = 6, "6 sources, expected 4 or one more");
+    BREAK(LT_OP_ATTENTION, a.src[4].dim[0] = 2, "dimension 0 of src4 is 2, expected 6");
+    BREAK(LT_OP_ATTENTION, a.src[4].dtype = LT_DTYPE_I32, "src4 is I32, expected F32");
+    BREAK(LT_OP_ATTENTION, a.params.ATTENTION.cap = -1, "the soft cap is -1");
+    BREAK(LT_OP_ATTENTION, a.params.ATTENTION.cap = NAN, "the soft cap is");
+    BREAK(LT_OP_ATTENTION, a.params.ATTENTION.cap = INFINITY, "the soft cap is inf");
+    BREAK(LT_OP_SOFTCAP, a.params.SOFTCAP.cap = 0, "the soft cap is 0, expected a positive number");
+    BREAK(LT_OP_SOFTCAP, a.dst.dim[1] = 32, "dimension 1 of dst");
+}
+
 static void aliases_are_checked(void **state)
 {
     (void)state;
@@ -179,7 +202,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_good_launch_of_each_op_passes), cmocka_unit_test(views_are_checked),
         cmocka_unit_test(contracts_are_checked),           cmocka_unit_test(cache_layouts_are_checked),
-        cmocka_unit_test(aliases_are_checked),
+        cmocka_unit_test(caps_and_sinks_are_checked),      cmocka_unit_test(aliases_are_checked),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -177,6 +177,26 @@ static void gemma_and_phi(void **state)
     assert_true(f64(f, "gemma3.attention.scale") == 0.25 && f64(f, "gemma3.rope.scaling.factor") == 8 && f64(f, "gemma3.attention.head_count") == 8);
     assert_true(f64(f, "gemma3.rope.freq_base") == 1e6 && f64(f, "gemma3.rope.local.freq_base") == 1e4 && f64(f, "gemma3.attention.sliding_window") == 512);
     lt_modelfile_close(f);
+    /* gemma2: caps; the activation its own code reads; every second layer windowed. */
+    save_text("gemma/config.json", "{\"model_type\":\"gemma2\",\"hidden_size\":8,\"intermediate_size\":16,\"num_hidden_layers\":1,\"head_dim\":4,"
+              "\"hidden_act\":\"gelu\",\"hidden_activation\":\"gelu_pytorch_tanh\",\"query_pre_attn_scalar\":144,\"attn_logit_softcapping\":20.0,"
+              "\"final_logit_softcapping\":null,\"layer_types\":[\"sliding_attention\"]}");
+    f = open_ok(test_path("gemma"));
+    assert_true(lt_modelfile_tensor(f, "blk.0.post_attention_norm.weight")->add == 1.0f && lt_modelfile_tensor(f, "blk.0.ffn_norm.weight")->add == 1.0f);
+    assert_true(f64(f, "gemma2.attn_logit_softcapping") == 20 && f64(f, "gemma2.final_logit_softcapping") == 0);
+    assert_true(f64(f, "gemma2.attention.scale") == 1.0 / 12 && f64(f, "gemma2.attention.sliding_window") == 4096 && f64(f, "gemma2.rope.freq_base") == 1e4);
+    lt_modelfile_close(f);
+    save_text("gemma/config.json", "{\"model_type\":\"gemma2\",\"hidden_size\":8,\"intermediate_size\":16,\"num_hidden_layers\":1,\"head_dim\":4,"
+              "\"sliding_window\":null,\"hidden_activation\":null}");
+    f = open_ok(test_path("gemma"));
+    assert_true(f64(f, "gemma2.attn_logit_softcapping") == 50 && f64(f, "gemma2.final_logit_softcapping") == 30 && f64(f, "gemma2.attention.sliding_window") == 0);
+    lt_modelfile_close(f);
+    save_text("gemma/config.json", "{\"model_type\":\"gemma2\",\"hidden_size\":8,\"num_hidden_layers\":1,\"layer_types\":[\"full_attention\"]}");
+    open_fails(test_path("gemma"), LT_E_UNSUPPORTED, "only one sliding layer before each full one is supported for gemma2");
+    save_text("gemma/config.json", "{\"model_type\":\"gemma2\",\"hidden_size\":8,\"num_hidden_layers\":1,\"attn_logit_softcapping\":-1}");
+    open_fails(test_path("gemma"), LT_E_FORMAT, "attn_logit_softcapping is -1; 0 to 1000000 was expected");
+    save_text("gemma/config.json", "{\"model_type\":\"gemma3_text\",\"hidden_size\":8,\"num_hidden_layers\":1,\"attn_logit_softcapping\":50}");
+    open_fails(test_path("gemma"), LT_E_UNSUPPORTED, "attn_logit_softcapping is not supported");
     mkdir(test_path("phi"), 0700);
     save_text("phi/config.json", "{\"model_type\":\"phi3\",\"hidden_size\":8,\"intermediate_size\":16,\"num_hidden_layers\":1,\"num_attention_heads\":1,"
               "\"partial_rotary_factor\":0.5,\"max_position_embeddings\":64,\"original_max_position_embeddings\":16,\"rope_scaling\":"

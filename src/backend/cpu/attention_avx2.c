@@ -24,6 +24,7 @@ typedef struct att_job {
     uint32_t group, dim, tile_tokens; /* group: query heads of a kv head */
     uint64_t tokens, tiles;
     size_t row_bytes;
+    const float *sinks; /* by query head, or NULL */
     float *scratch;
     size_t scratch_each; /* elements of a rank */
     int64_t first_page;  /* single token: of those it sees */
@@ -148,6 +149,14 @@ LT_ALWAYS void scores(const int nq, const float *const *q, const float *kv, uint
             _mm_storeu_ps(s[1] + i, _mm256_extractf128_ps(v, 1));
         }
     }
+}
+
+/* Scores lo..hi of a page capped; those beside them in their registers, which nobody looks at, too. */
+static void cap_page(float *s, uint32_t lo, uint32_t hi, float cap)
+{
+    const __m256 c = _mm256_set1_ps(cap);
+    for (uint32_t i = lo & ~7u; i < hi; i += 8)
+        _mm256_storeu_ps(s + i, lt__softcap8(_mm256_loadu_ps(s + i), c));
 }
 
 /* Scores lo..hi of a page to exp(s - m), zero beside them in their registers; *m and *l. */
@@ -305,9 +314,15 @@ static void attend_page(const att_job *j, att_tile *w, int64_t page)
                    w->kv); /* rows behind the last seen hold anything: no query looks at their scores */
         page_scores(j, w, b);
     }
-    for (uint32_t q = 0; q < w->nq; q++)
-        if (w->hi[q / j->group])
-            softmax_page(w->s + (size_t)q * LT_KV_PAGE, w->lo[q / j->group], w->hi[q / j->group], &w->m[q], &w->l[q]);
+    for (uint32_t q = 0; q < w->nq; q++) {
+        const uint32_t lo = w->lo[q / j->group], hi = w->hi[q / j->group];
+        float *s = w->s + (size_t)q * LT_KV_PAGE;
+        if (!hi)
+            continue;
+        if (j->p->cap > 0)
+            cap_page(s, lo, hi, j->p->cap);
+        softmax_page(s, lo, hi, &w->m[q], &w->l[q]);
+    }
     memset(w->o, 0, (size_t)w->nq * j->dim * 4);
     for (uint32_t b = from / KEYS * KEYS; b < to; b += KEYS) {
         widen_rows(kv->dtype, rows + kv->v_offset + b * j->row_bytes, j->row_bytes, to - b < KEYS ? to - b : KEYS, j->dim,
@@ -326,9 +341,15 @@ static void merge(float *M, float *L, float *O, float m, float l, const float *o
         _mm256_storeu_ps(O + d, _mm256_fmadd_ps(_mm256_loadu_ps(O + d), av, _mm256_mul_ps(_mm256_loadu_ps(o + d), bv)));
     *M = n;
 }
-static void put_result(const att_job *j, uint64_t t, uint32_t head, const float *O, float L)
+static void put_result(const att_job *j, uint64_t t, uint32_t head, float *O, float M, float L)
 {
     float *out = (float *)(void *)lt__ref_row2(&j->args->dst, (int64_t)t, head);
+    if (j->sinks) { /* a last chunk without a value */
+        const float sink = j->sinks[head], n = sink > M ? sink : M, a = lt__expf(M - n);
+        L = fmaf(L, a, lt__expf(sink - n));
+        for (uint32_t d = 0; d < j->dim; d += 8)
+            _mm256_storeu_ps(O + d, _mm256_mul_ps(_mm256_loadu_ps(O + d), _mm256_set1_ps(a)));
+    }
     for (uint32_t d = 0; d < j->dim; d += 8)
         _mm256_storeu_ps(out + d, _mm256_div_ps(_mm256_loadu_ps(O + d), _mm256_set1_ps(L)));
 }
@@ -374,7 +395,7 @@ static void attend_tile(const att_job *j, att_tile *w)
             begun[t] = begun[t] || w->hi[t];
     }
     for (uint32_t q = 0; q < w->nq; q++)
-        put_result(j, w->t0 + q / j->group, w->kv_head * j->group + q % j->group, w->O + (size_t)q * j->dim, w->L[q]);
+        put_result(j, w->t0 + q / j->group, w->kv_head * j->group + q % j->group, w->O + (size_t)q * j->dim, w->M[q], w->L[q]);
 }
 
 static void tiles_rank(void *arg, uint32_t rank, uint32_t ranks)
@@ -419,7 +440,7 @@ static void pages_rank(void *arg, uint32_t rank, uint32_t ranks)
             const float *part = first + page * j->p->heads * each;
             merge(&first[j->dim], &first[j->dim + 1], first, part[j->dim], part[j->dim + 1], part, j->dim);
         }
-        put_result(j, 0, h, first, first[j->dim + 1]);
+        put_result(j, 0, h, first, first[j->dim], first[j->dim + 1]);
     }
 }
 
@@ -454,7 +475,7 @@ lt_status lt__attention_avx2(const lt_op_args *args, lt_team *team, void *scratc
     att_job j = {.args = args, .p = p, .team = team, .pos = lt_cpu_ptr(args->src[2].addr),
                  .pages = lt_cpu_ptr(args->src[3].addr), .n_pages = (uint64_t)args->src[3].dim[0],
                  .group = p->heads / p->kv.kv_heads, .dim = p->kv.head_dim, .tokens = (uint64_t)args->src[0].dim[0],
-                 .row_bytes = row_bytes, .scratch = scratch};
+                 .row_bytes = row_bytes, .scratch = scratch, .sinks = args->n_src > 4 ? lt_cpu_ptr(args->src[4].addr) : NULL};
     j.tile_tokens = tile_tokens(j.group);
     j.tiles = (j.tokens + j.tile_tokens - 1) / j.tile_tokens;
     j.scratch_each = tile_elems(j.group, j.dim);

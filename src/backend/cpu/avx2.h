@@ -144,6 +144,22 @@ LT_ALWAYS __m256 lt__exp8(__m256 x)
     return _mm256_blendv_ps(y, x, _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
 }
 
+/* cap * tanh(x / cap) likewise. */
+LT_ALWAYS __m256 lt__softcap8(__m256 x, __m256 cap)
+{
+    const __m256 sign = _mm256_set1_ps(-0.0f), one = _mm256_set1_ps(1.0f), u = _mm256_div_ps(x, cap);
+    const __m256 a = _mm256_andnot_ps(sign, u), s = _mm256_mul_ps(u, u);
+    __m256 p = _mm256_set1_ps(-5.70498872745e-3f);
+    p = _mm256_fmadd_ps(p, s, _mm256_set1_ps(2.06390887954e-2f));
+    p = _mm256_fmadd_ps(p, s, _mm256_set1_ps(-5.37397155531e-2f));
+    p = _mm256_fmadd_ps(p, s, _mm256_set1_ps(1.33314422036e-1f));
+    p = _mm256_fmadd_ps(p, s, _mm256_set1_ps(-3.33332819422e-1f));
+    p = _mm256_fmadd_ps(_mm256_mul_ps(p, s), u, u);
+    __m256 far = _mm256_sub_ps(one, _mm256_div_ps(_mm256_set1_ps(2.0f), _mm256_add_ps(lt__exp8(_mm256_add_ps(a, a)), one)));
+    far = _mm256_or_ps(far, _mm256_and_ps(u, sign));
+    return _mm256_mul_ps(cap, _mm256_blendv_ps(p, far, _mm256_cmp_ps(a, _mm256_set1_ps(0.625f), _CMP_GE_OQ)));
+}
+
 /* The first n lanes, n in 1..7. */
 LT_ALWAYS __m256i lt__lane_mask(uint64_t n)
 {

@@ -45,6 +45,25 @@ static inline float lt__geluf(float x)
     return x / (1.0f + lt__expf(-2.0f * u));
 }
 
+static inline float lt__tanhf(float x)
+{
+    float a = fabsf(x);
+    if (a >= 0.625f)
+        return copysignf(1.0f - 2.0f / (lt__expf(a + a) + 1.0f), x);
+    float s = x * x;
+    float p = -5.70498872745e-3f;
+    p = fmaf(p, s, 2.06390887954e-2f);
+    p = fmaf(p, s, -5.37397155531e-2f);
+    p = fmaf(p, s, 1.33314422036e-1f);
+    p = fmaf(p, s, -3.33332819422e-1f);
+    return fmaf(p * s, x, x);
+}
+
+static inline float lt__softcapf(float x, float cap)
+{
+    return cap * lt__tanhf(x / cap);
+}
+
 /* The larger of m and |x| by bit pattern: as by value, but NaN is above infinity and wins. */
 static inline float lt__amax(float m, float x)
 {

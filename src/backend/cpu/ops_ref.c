@@ -12,6 +12,7 @@ const lt_cpu_row lt__cpu_rows_ref[] = {
     {.op = LT_OP_SILU_MUL, .run = lt__ref_silu_mul},
     {.op = LT_OP_GELU_MUL, .run = lt__ref_gelu_mul},
     {.op = LT_OP_SCALE, .run = lt__ref_scale},
+    {.op = LT_OP_SOFTCAP, .run = lt__ref_softcap},
     {.op = LT_OP_TAKE_ROWS, .run = lt__ref_take_rows},
 };
 const size_t lt__cpu_rows_ref_n = sizeof lt__cpu_rows_ref / sizeof *lt__cpu_rows_ref;

@@ -105,6 +105,7 @@ static void attend_chunk(const lt_op_args *a, const float *q, uint32_t kv_head, 
     for (int64_t i = first; i <= last; i++) {
         lt_dtype_to_f32(p->kv.dtype, cache + k_row_offset(&p->kv, &a->src[3], kv_head, i), row, dim);
         float x = lt__strided_sum(8, q, row, dim) * p->scale;
+        x = p->cap > 0 ? lt__softcapf(x, p->cap) : x;
         s[i - first] = x;
         *m = i == first || x > *m ? x : *m;
     }
@@ -144,6 +145,13 @@ static void attend_head(const lt_op_args *a, int64_t t, uint32_t head)
         for (uint32_t j = 0; j < dim; j++)
             O[j] = fmaf(O[j], wa, o[j] * wb);
         M = n;
+    }
+    if (a->n_src > 4) { /* the sink: a last chunk without a value */
+        float sink = ((const float *)lt_cpu_ptr(a->src[4].addr))[head];
+        float n = sink > M ? sink : M, wa = lt__expf(M - n);
+        L = fmaf(L, wa, lt__expf(sink - n));
+        for (uint32_t j = 0; j < dim; j++)
+            O[j] = O[j] * wa;
     }
     for (uint32_t j = 0; j < dim; j++)
         out[j] = O[j] / L;

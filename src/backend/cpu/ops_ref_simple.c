@@ -130,6 +130,7 @@ static int64_t run_offset(const lt_view *v, int64_t n)
     return at;
 }
 
+/* SCALE and SOFTCAP: views of any dimensions. */
 lt_status lt__ref_scale(const lt_op_args *args, lt_team *team, void *scratch, size_t scratch_bytes, lt_err *err)
 {
     (void)scratch, (void)scratch_bytes, (void)err, (void)team;
@@ -141,9 +142,14 @@ lt_status lt__ref_scale(const lt_op_args *args, lt_team *team, void *scratch, si
         const float *x = (const float *)(void *)((char *)lt_cpu_ptr(args->src[0].addr) + run_offset(&args->src[0], n));
         float *y = (float *)(void *)((char *)lt_cpu_ptr(v->addr) + run_offset(v, n));
         for (int64_t i = 0; i < v->dim[v->ndim - 1]; i++)
-            y[i] = x[i] * args->params.SCALE.factor;
+            y[i] = args->op == LT_OP_SOFTCAP ? lt__softcapf(x[i], args->params.SOFTCAP.cap) : x[i] * args->params.SCALE.factor;
     }
     return LT_OK;
+}
+
+lt_status lt__ref_softcap(const lt_op_args *args, lt_team *team, void *scratch, size_t scratch_bytes, lt_err *err)
+{
+    return lt__ref_scale(args, team, scratch, scratch_bytes, err);
 }
 
 lt_status lt__ref_take_rows(const lt_op_args *args, lt_team *team, void *scratch, size_t scratch_bytes, lt_err *err)

@@ -34,6 +34,7 @@ const lt_cpu_row lt__cpu_rows_avx2[] = {
     {LT_OP_SILU_MUL, NULL, lt__binary_avx2, NULL},
     {LT_OP_GELU_MUL, NULL, lt__binary_avx2, NULL},
     {LT_OP_SCALE, is_flat, lt__scale_avx2, NULL},
+    {LT_OP_SOFTCAP, is_flat, lt__softcap_avx2, NULL},
     {LT_OP_KV_STORE, lt__kv_accepts_avx2, lt__kv_store_avx2, NULL},
     {LT_OP_ATTENTION, lt__kv_accepts_avx2, lt__attention_avx2, lt__attention_scratch_avx2},
 };

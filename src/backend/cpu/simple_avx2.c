@@ -233,6 +233,36 @@ lt_status lt__scale_avx2(const lt_op_args *args, lt_team *team, void *scratch, s
     return LT_OK;
 }
 
+/* A row of logits is long and there may be one only: pieces of rows are shared out. */
+#define PIECE 4096 /* columns */
+
+static void softcap_rank(void *arg, uint32_t rank, uint32_t ranks)
+{
+    const lt_op_args *a = arg;
+    const lt_view *v = &a->dst;
+    const float cap = a->params.SOFTCAP.cap;
+    const __m256 c = _mm256_set1_ps(cap);
+    const uint64_t cols = (uint64_t)v->dim[v->ndim - 1], pieces = (cols + PIECE - 1) / PIECE;
+    uint64_t n, end;
+    lt__team_range(outer_rows(v) * pieces, 1, rank, ranks, &n, &end);
+    for (; n < end; n++) {
+        const float *x = outer_row(&a->src[0], n / pieces);
+        float *y = outer_row(v, n / pieces);
+        uint64_t i = n % pieces * PIECE, to = i + PIECE < cols ? i + PIECE : cols;
+        for (; i + 8 <= to; i += 8)
+            _mm256_storeu_ps(y + i, lt__softcap8(_mm256_loadu_ps(x + i), c));
+        for (; i < to; i++)
+            y[i] = lt__softcapf(x[i], cap);
+    }
+}
+
+lt_status lt__softcap_avx2(const lt_op_args *args, lt_team *team, void *scratch, size_t scratch_bytes, lt_err *err)
+{
+    (void)scratch, (void)scratch_bytes, (void)err;
+    lt__run_small(team, softcap_rank, (void *)args, outer_rows(&args->dst) * (uint64_t)args->dst.dim[args->dst.ndim - 1]);
+    return LT_OK;
+}
+
 lt_status lt__binary_avx2(const lt_op_args *args, lt_team *team, void *scratch, size_t scratch_bytes, lt_err *err)
 {
     (void)scratch, (void)scratch_bytes, (void)err;

@@ -47,6 +47,9 @@ static uint64_t scratch(const lt_cuda_device *dev, const lt_op_args *args)
 static bool accepts(const lt_cuda_device *dev, const lt_op_args *args, const char **why)
 {
     (void)dev;
+    *why = "no kernel for soft caps and sinks";
+    if (args->params.ATTENTION.cap > 0 || args->n_src > 4)
+        return false;
     *why = "sage attention needs sm_90, an F16 or Q8_0 cache, and heads of 64, 128 or 256 elements";
     if (args->prefill && args->params.ATTENTION.how == LT_ATTENTION_SAGE)
         return false;

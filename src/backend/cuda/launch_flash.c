@@ -13,6 +13,9 @@ const lt_cuda_flash *lt__cuda_flash_find(const lt_cuda_flash *table, size_t n, l
                                          const lt_op_args *args, const char **why)
 {
     const lt_attention_params *p = &args->params.ATTENTION;
+    *why = "no kernel for soft caps and sinks";
+    if (p->cap > 0 || args->n_src > 4)
+        return NULL;
     *why = "only rows of a prompt, over an F16 or Q8_0 cache, with a scale above zero";
     if (!args->prefill || p->how != how || !(p->scale > 0) || (p->kv.page_bytes | p->kv.k_offset | p->kv.v_offset) % 16)
         return NULL;
