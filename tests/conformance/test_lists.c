@@ -13,6 +13,8 @@ static const char *const models[] = {
     "--arch qwen3 --type Q4_0 --type-of attn_v=Q8_0 --type-of ffn_down=F16 --seed 7" TINY,
     "--arch gemma3 --type Q4_K --seed 8 --layers 7 --embd 256 --ff 512 --heads 4 --kv-heads 2 --head-dim 64 --vocab 512 --ctx 1024",
     "--arch gemma3 --type BF16 --seed 9 --layers 6 --embd 128 --ff 256 --heads 4 --kv-heads 1 --head-dim 256 --vocab 512 --ctx 1024",
+    "--arch gemma2 --type Q4_K --seed 14 --attn-cap 2 --logit-cap 5" TINY,
+    "--arch gemma2 --type F16 --seed 15 --layers 4 --embd 128 --ff 256 --heads 4 --kv-heads 4 --head-dim 64 --vocab 512 --ctx 1024",
     "--arch phi3 --type Q4_K --seed 10" TINY,
     "--arch llama --type Q4_K --seed 11 --layers 2 --embd 5120 --ff 256 --heads 2 --kv-heads 1 --head-dim 128 --vocab 512 --ctx 1024",
     "--arch llama --type Q8_0 --seed 13 --layers 8 --embd 512 --ff 2048 --heads 8 --kv-heads 8 --head-dim 64 --vocab 512 --ctx 1024",

@@ -69,6 +69,29 @@ static void every_head_size_ratio_window_and_cache(void **state)
                       g_worst[kv_types[k]], BOUND);
 }
 
+/* Caps and sinks over a prompt; caps beyond what half precision takes go another way. */
+static void soft_caps_and_sinks(void **state)
+{
+    (void)state;
+    static const float caps[] = {0, 50, 2, 5000};
+    double worst = 0;
+    uint32_t n = 0;
+    for (int d = 0; d < 8; d++)
+        for (int k = 0; k < 3; k++)
+            for (int form = 1; form < 8; form++, n++) {
+                if (kv_types[k] == LT_DTYPE_Q8_0 && dims[d] % 32)
+                    continue;
+                setup s = {.kv = kv_types[k], .dim = dims[d], .length = 130 + 77 * form, .tokens = n % 5 ? 70 : 1, .kv_heads = 1 + (int32_t)(n % 2),
+                           .heads = (1 + (int32_t)(n % 2)) * (1 + (int32_t)(n % 4)), .window = n % 3 == 1 ? 100 : 0, .ring = n % 3 == 1,
+                           .cap = caps[form / 2], .sinks = form % 2};
+                s = smaller(s);
+                check_prompt(&s);
+            }
+    for (int k = 0; k < 3; k++)
+        worst = fmax(worst, g_worst[kv_types[k]]);
+    print_message("with caps and sinks: NMSE %.2g\n", worst);
+}
+
 /* One row at a time, and chunks of odd sizes, equal all rows at once. */
 static void rows_do_not_depend_on_the_batch(void **state)
 {
@@ -79,7 +102,7 @@ static void rows_do_not_depend_on_the_batch(void **state)
             if (kv_types[k] == LT_DTYPE_Q8_0 && dims[d] % 32)
                 continue;
             setup s = {.kv = kv_types[k], .dim = dims[d], .length = 520 + d, .tokens = 150, .kv_heads = 2, .heads = k == 1 ? 2 : 6,
-                       .window = d % 2 ? 200 : 0};
+                       .window = d % 2 ? 200 : 0, .cap = (d + k) % 3 == 1 ? 20 : 0, .sinks = (d + k) % 3 != 0};
             cache c = prompt_cache(&s);
             size_t each = (size_t)s.heads * s.dim;
             float *part = malloc(c.c.dst_bytes);
@@ -171,11 +194,17 @@ static void planted_bugs_are_caught(void **state)
         {PAST_ONE_LESS, "a row does not see its own position"}, {SEES_THE_FUTURE, "a row sees the next position"},
         {WINDOW_ONE_MORE, "window one position too wide"}, {HEADS_INTERLEAVED, "kv head by remainder, not quotient"},
         {NO_SCALE, "scores not scaled"}, {PAGE_UNMERGED, "only the last page counts"}, {VALUES_ARE_KEYS, "keys read as values"},
+        {CAP_IGNORED, "scores not capped"}, {CAP_BEFORE_SCALE, "scores capped before they are scaled"}, {CAP_IS_A_CLAMP, "scores clamped"},
+        {SINK_IGNORED, "no sinks"}, {SINK_OF_THE_KV_HEAD, "sinks by kv head"}, {SINK_CAPPED, "sinks capped"}, {SINK_SCALED, "sinks scaled"},
     };
     for (size_t i = 0; i < sizeof bugs / sizeof *bugs; i++)
         for (int k = 0; k < 2; k++) {
-            setup s = {.kv = kv_types[k], .dim = 64, .length = 600, .tokens = 30, .kv_heads = 2, .heads = 6, .window = 400};
+            bool bent = bugs[i].m >= CAP_IGNORED;
+            setup s = {.kv = kv_types[k], .dim = 64, .length = 600, .tokens = 30, .kv_heads = 2, .heads = 6, .window = 400,
+                       .cap = bent ? 2 : 0, .sinks = bent};
             cache c = prompt_cache(&s);
+            for (int h = 0; bent && h < 6; h++)
+                c.sinks[h] = 2.0f + (float)h; /* each counts */
             rig_run(&g_rig.device[g_rig.n - 1], &c.c, c.y);
             assert_within("before the bug", error64(&c, true, RIGHT), BOUND);
             assert_caught(bugs[i].bug, error64(&c, true, bugs[i].m), BOUND);
@@ -199,7 +228,8 @@ static void sage_is_bounded_and_does_not_depend_on_the_batch(void **state)
     int ran = 0;
     for (int n = 0; n < 12; n++) {
         setup s = {.kv = kv_types[n / 3 % 2], .dim = sizes[n % 3], .length = 300 + 130 * n, .tokens = 140, .kv_heads = 1 + n % 2,
-                   .heads = (1 + n % 2) * (1 + n % 4), .window = n % 4 == 3 ? 260 : 0, .ring = n % 4 == 3};
+                   .heads = (1 + n % 2) * (1 + n % 4), .window = n % 4 == 3 ? 260 : 0, .ring = n % 4 == 3,
+                   .cap = n % 3 == 1 ? 30 : 0, .sinks = n % 4 == 2};
         s = smaller(s);
         cache c = prompt_cache(&s);
         size_t each = (size_t)s.heads * s.dim;
@@ -317,6 +347,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_head_size_ratio_window_and_cache),
+        cmocka_unit_test(soft_caps_and_sinks),
         cmocka_unit_test(rows_do_not_depend_on_the_batch),
         cmocka_unit_test(tokens_may_be_any_positions),
         cmocka_unit_test(queries_of_any_size_fit),

@@ -1010,6 +1010,64 @@ static void neighbours_are_fused(void **state)
     close_rig(&r);
 }
 
+/* One token's way from rotation to quantised attention over a cache of eight pages, each head with its own keys. */
+static void attention_args(const rig *r, lt_op_args ops[5])
+{
+    const lt_kv_layout kv = {.page_bytes = 2 * 2 * 256 * 128, .v_offset = 2 * 256 * 128, .kv_heads = 2, .head_dim = 64, .dtype = LT_DTYPE_F16};
+    lt_view q = {.addr = r->mem, .dtype = LT_DTYPE_F32, .ndim = 3, .dim = {1, 2, 64}, .stride = {512, 256, 4}}, k = q, v = q, y = q;
+    k.addr += 0x1000, v.addr += 0x2000, y.addr += 0x3000;
+    lt_view turn = {.addr = r->mem + 0x4000, .dtype = LT_DTYPE_F32, .ndim = 3, .dim = {1, 32, 2}, .stride = {256, 8, 4}};
+    lt_view pos = {.addr = r->mem + 0x5000, .dtype = LT_DTYPE_I32, .ndim = 1, .dim = {1}, .stride = {4}}, table = pos, sinks = pos;
+    table.addr += 0x100, table.dim[0] = 8, sinks.addr += 0x200, sinks.dim[0] = 2, sinks.dtype = LT_DTYPE_F32;
+    lt_view cache = {.addr = r->mem + 0x10000, .dtype = LT_DTYPE_I8, .ndim = 1, .dim = {8 * (int64_t)kv.page_bytes}, .stride = {1}};
+    lt_view flat = {.addr = y.addr, .dtype = LT_DTYPE_F32, .ndim = 2, .dim = {1, 128}, .stride = {512, 4}}, q8 = flat;
+    q8.addr += 0x800, q8.dtype = LT_DTYPE_Q8A, q8.stride[0] = 160, q8.stride[1] = 40;
+    for (int i = 0; i < 2; i++)
+        ops[i] = (lt_op_args){.op = LT_OP_ROPE, .n_src = 2, .src = {i ? k : q, turn}, .dst = i ? k : q, .params.ROPE = {LT_ROPE_HALVES, 64}};
+    ops[2] = (lt_op_args){.op = LT_OP_KV_STORE, .n_src = 4, .src = {k, v, pos, table}, .dst = cache, .params.KV_STORE = {kv}, .name = "kv_store"};
+    ops[3] = (lt_op_args){.op = LT_OP_ATTENTION, .n_src = 4, .src = {q, cache, pos, table, sinks}, .dst = y, .name = "attn",
+                          .params.ATTENTION = {.kv = kv, .heads = 2, .scale = 0.125f}, .scratch = r->mem + 0x400000};
+    ops[4] = (lt_op_args){.op = LT_OP_QUANTIZE, .n_src = 1, .src = {flat}, .dst = q8, .name = "attn.q8a"};
+}
+
+static const char *family_for(const rig *r, const lt_op_args *a)
+{
+    const char *why = "";
+    uint32_t f;
+    return lt__cuda_find(lt__cuda_of(r->dev), a, &f, &why) ? lt__cuda_families[f].name : why;
+}
+
+/* Kernels with caps and sinks are families of their own. A cap keeps one token's attention apart from what comes before it;
+ * a sink joins in the merge, which still quantises. */
+static void caps_and_sinks_have_kernels_of_their_own(void **state)
+{
+    (void)state;
+    if (!lt__cuda_images[0].family)
+        skip();
+    rig r = open_rig("cuda:fuse=1," LT_CUDA_FAKE);
+    OK(lt_device_commit(r.dev, r.mem, 8 * MIB, &r.err));
+    for (int form = 0; form < 4; form++) {
+        lt_op_args ops[5], *at = &ops[3];
+        const lt_op_args *ptrs[] = {&ops[0], &ops[1], &ops[2], at, &ops[4]};
+        attention_args(&r, ops);
+        lt_attention_params *p = &at->params.ATTENTION;
+        p->cap = form & 1 ? 50 : 0, at->n_src = form & 2 ? 5 : 4;
+        lt_launch_list list = {.args = ptrs, .n = 5, .dead = r.mem, .dead_bytes = 0x4000};
+        uint64_t before = counts().launches;
+        OK(lt__list_run(r.q, &list, &r.err));
+        assert_int_equal(counts().launches - before, form & 1 ? 3 : 2);
+        lt__list_free(r.dev, &list);
+        assert_string_equal(family_for(&r, at), form ? "attention_capped" : "attention");
+        at->prefill = true;
+        assert_true(strncmp(family_for(&r, at), "flash", 5) == 0 && (strstr(family_for(&r, at), "_capped") != NULL) == (form != 0));
+        p->cap *= 100; /* too large for half precision */
+        assert_int_equal(strcmp(family_for(&r, at), "attention_capped") == 0, form & 1);
+        p->kv.head_dim = 72, p->how = LT_ATTENTION_SAGE;
+        assert_non_null(strstr(family_for(&r, at), "sage attention needs"));
+    }
+    close_rig(&r);
+}
+
 static void products_pass_biases_to_their_neighbours(void **state)
 {
     (void)state;
@@ -1134,6 +1192,7 @@ int main(void)
         cmocka_unit_test(refused_graphs_run_launch_by_launch),
         cmocka_unit_test(early_launches_may_be_refused),
         cmocka_unit_test(neighbours_are_fused),
+        cmocka_unit_test(caps_and_sinks_have_kernels_of_their_own),
         cmocka_unit_test(products_pass_biases_to_their_neighbours),
         cmocka_unit_test(a_list_may_find_no_host_memory),
         cmocka_unit_test(lists_fail_as_their_launches_do),

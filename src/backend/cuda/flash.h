@@ -19,6 +19,11 @@ const lt_cuda_flash *lt__cuda_flash_find(const lt_cuda_flash *table, size_t n, l
 LT_NODISCARD lt_status lt__cuda_flash_launch(const lt_cuda_flash *kernel, const char *family, lt_cuda_device *dev, CUstream stream,
                                              const lt_op_args *args, lt_err *err);
 uint64_t lt__cuda_flash_scratch(const lt_cuda_flash *kernel, const lt_op_args *args);
-lt_cuda_attention lt__cuda_attention_args(const lt_cuda_device *dev, const lt_op_args *args);
+lt_cuda_capped lt__cuda_attention_args(const lt_cuda_device *dev, const lt_op_args *args);
+
+/* Whether the kernels with soft caps and sinks are wanted. They are families of their own: a model without has neither their
+ * memory nor their registers. */
+static inline bool lt__cuda_is_capped(const lt_op_args *args) { return args->params.ATTENTION.cap > 0 || args->n_src > 4; }
+static inline const char *lt__cuda_attention_family(const lt_op_args *args) { return lt__cuda_is_capped(args) ? "attention_capped" : "attention"; }
 
 #endif

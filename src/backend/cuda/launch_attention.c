@@ -47,9 +47,6 @@ static uint64_t scratch(const lt_cuda_device *dev, const lt_op_args *args)
 static bool accepts(const lt_cuda_device *dev, const lt_op_args *args, const char **why)
 {
     (void)dev;
-    *why = "no kernel for soft caps and sinks";
-    if (args->params.ATTENTION.cap > 0 || args->n_src > 4)
-        return false;
     *why = "sage attention needs sm_90, an F16 or Q8_0 cache, and heads of 64, 128 or 256 elements";
     if (args->prefill && args->params.ATTENTION.how == LT_ATTENTION_SAGE)
         return false;
@@ -72,26 +69,38 @@ int32_t lt__cuda_attention_parts(const lt_cuda_device *dev, const lt_op_args *ar
 lt_status lt__cuda_attention_spread(lt_cuda_device *dev, CUstream stream, const lt_op_args *args, lt_err *err)
 {
     shape s = shape_at(dev, args);
-    lt_cuda_attention a = lt__cuda_attention_args(dev, args);
-    a.parts = lt__cuda_attention_parts(dev, args);
+    lt_cuda_capped c = lt__cuda_attention_args(dev, args);
+    c.a.parts = lt__cuda_attention_parts(dev, args);
     char name[32] = "attention";
     if (s.heads)
         snprintf(name, sizeof name, "attention_f16_%u", s.heads);
-    lt_cuda_dim grid = {s.blocks, (uint32_t)a.tokens, (uint32_t)a.parts}, block = {THREADS, 1, 1};
-    return lt__cuda_launch(dev, "attention", name, grid, block, s.bytes, stream, (void *[]){&a}, args, err);
+    lt_cuda_dim grid = {s.blocks, (uint32_t)c.a.tokens, (uint32_t)c.a.parts}, block = {THREADS, 1, 1};
+    return lt__cuda_launch(dev, lt__cuda_attention_family(args), name, grid, block, s.bytes, stream, (void *[]){&c}, args, err);
 }
 
 static lt_status launch(lt_cuda_device *dev, CUstream stream, const lt_op_args *args, lt_err *err)
 {
-    lt_cuda_attention a = lt__cuda_attention_args(dev, args);
-    a.parts = lt__cuda_attention_parts(dev, args);
-    lt_status st = a.tokens ? lt__cuda_attention_spread(dev, stream, args, err) : LT_OK;
-    if (st == LT_OK && a.tokens && a.parts > 1) {
-        lt_cuda_dim grid = {(uint32_t)a.heads, (uint32_t)a.tokens, 1}, block = {THREADS, 1, 1};
-        st = lt__cuda_launch(dev, "attention", "attention_merge", grid, block, 0, stream, (void *[]){&a}, args, err);
+    lt_cuda_capped c = lt__cuda_attention_args(dev, args);
+    c.a.parts = lt__cuda_attention_parts(dev, args);
+    lt_status st = c.a.tokens ? lt__cuda_attention_spread(dev, stream, args, err) : LT_OK;
+    if (st == LT_OK && c.a.tokens && c.a.parts > 1) {
+        lt_cuda_dim grid = {(uint32_t)c.a.heads, (uint32_t)c.a.tokens, 1}, block = {THREADS, 1, 1};
+        st = lt__cuda_launch(dev, lt__cuda_attention_family(args), "attention_merge", grid, block, 0, stream, (void *[]){&c}, args, err);
     }
     return st;
 }
 
-const lt_cuda_row lt__cuda_rows_attention[] = {{LT_OP_ATTENTION, accepts, launch, scratch}};
+static bool accepts_plain(const lt_cuda_device *dev, const lt_op_args *args, const char **why)
+{
+    return !lt__cuda_is_capped(args) && accepts(dev, args, why);
+}
+
+static bool accepts_capped(const lt_cuda_device *dev, const lt_op_args *args, const char **why)
+{
+    return lt__cuda_is_capped(args) && accepts(dev, args, why);
+}
+
+const lt_cuda_row lt__cuda_rows_attention[] = {{LT_OP_ATTENTION, accepts_plain, launch, scratch}};
 const size_t lt__cuda_rows_attention_n = 1;
+const lt_cuda_row lt__cuda_rows_attention_capped[] = {{LT_OP_ATTENTION, accepts_capped, launch, scratch}};
+const size_t lt__cuda_rows_attention_capped_n = 1;

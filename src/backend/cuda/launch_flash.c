@@ -7,14 +7,15 @@ static const lt_cuda_flash kernels[] = {
 #include "backend/cuda/kernels/flash.def"
 #undef FLASH
 };
+#define CAP_MOST 1000 /* 2e-7 of it is the error of a capped score */
 #define N (sizeof kernels / sizeof *kernels)
 
 const lt_cuda_flash *lt__cuda_flash_find(const lt_cuda_flash *table, size_t n, lt_attention how, const lt_cuda_device *dev,
                                          const lt_op_args *args, const char **why)
 {
     const lt_attention_params *p = &args->params.ATTENTION;
-    *why = "no kernel for soft caps and sinks";
-    if (p->cap > 0 || args->n_src > 4)
+    *why = "a soft cap of over 1000";
+    if (p->cap > CAP_MOST)
         return NULL;
     *why = "only rows of a prompt, over an F16 or Q8_0 cache, with a scale above zero";
     if (!args->prefill || p->how != how || !(p->scale > 0) || (p->kv.page_bytes | p->kv.k_offset | p->kv.v_offset) % 16)
@@ -31,16 +32,16 @@ const lt_cuda_flash *lt__cuda_flash_find(const lt_cuda_flash *table, size_t n, l
     return NULL;
 }
 
-lt_cuda_attention lt__cuda_attention_args(const lt_cuda_device *dev, const lt_op_args *args)
+lt_cuda_capped lt__cuda_attention_args(const lt_cuda_device *dev, const lt_op_args *args)
 {
     const lt_attention_params *p = &args->params.ATTENTION;
     lt_cuda_attention a = {.q = args->src[0].addr, .cache = args->src[1].addr, .pos = args->src[2].addr, .table = args->src[3].addr,
                            .y = args->dst.addr, .scratch = args->scratch, .q_token = args->src[0].stride[0],
                            .q_head = args->src[0].stride[1], .y_token = args->dst.stride[0], .y_head = args->dst.stride[1],
                            .tokens = (int32_t)args->src[0].dim[0], .heads = (int32_t)p->heads, .window = (int32_t)p->window,
-                           .parts = 1, .scale = p->scale};
+                           .parts = 1, .scale = p->scale, .cap = p->cap};
     lt__cuda_kv_fill(&a.kv, dev, args, &p->kv, &args->src[1]);
-    return a;
+    return (lt_cuda_capped){a, args->n_src > 4 ? args->src[4].addr : 0};
 }
 
 static lt_status encode(const lt_cuda_flash *kernel, lt_cuda_device *dev, const lt_cuda_attention *a, lt_cuda_flash_maps *maps,
@@ -82,7 +83,7 @@ static lt_status expand(lt_cuda_device *dev, CUstream stream, lt_cuda_attention 
 {
     uint32_t pages = (uint32_t)a->kv.pages;
     lt_cuda_dim grid = {pages, (uint32_t)a->kv.kv_heads, 2}, block = {256, 1, 1};
-    lt_status s = lt__cuda_launch(dev, "attention", "attention_expand", grid, block, 0, stream, (void *[]){a}, args, err);
+    lt_status s = lt__cuda_launch(dev, lt__cuda_attention_family(args), "attention_expand", grid, block, 0, stream, (void *[]){a}, args, err);
     a->kv.row_bytes = (uint64_t)a->kv.head_dim * 2;
     a->kv.v_offset = (uint64_t)a->kv.kv_heads * LT_KV_PAGE * a->kv.row_bytes;
     a->kv.k_offset = 0, a->kv.page_bytes = 2 * a->kv.v_offset, a->kv.dtype = 1, a->kv.limit = a->kv.pages;
@@ -95,27 +96,28 @@ static lt_status expand(lt_cuda_device *dev, CUstream stream, lt_cuda_attention 
 lt_status lt__cuda_flash_launch(const lt_cuda_flash *kernel, const char *family, lt_cuda_device *dev, CUstream stream,
                                 const lt_op_args *args, lt_err *err)
 {
-    lt_cuda_attention a = lt__cuda_attention_args(dev, args);
+    lt_cuda_capped c = lt__cuda_attention_args(dev, args);
+    lt_cuda_attention *a = &c.a;
     lt_cuda_flash_maps maps = {0};
     const char *name = args->name ? args->name : "attention";
-    if (a.cache % 16)
-        return lt__fail(err, LT_E_INVALID, "%s: the cache is at %#llx, expected a multiple of 16", name, (unsigned long long)a.cache);
-    if (!a.tokens)
+    if (a->cache % 16)
+        return lt__fail(err, LT_E_INVALID, "%s: the cache is at %#llx, expected a multiple of 16", name, (unsigned long long)a->cache);
+    if (!a->tokens)
         return LT_OK;
-    lt_status s = args->params.ATTENTION.kv.dtype == LT_DTYPE_Q8_0 ? expand(dev, stream, &a, args, err) : LT_OK;
+    lt_status s = args->params.ATTENTION.kv.dtype == LT_DTYPE_Q8_0 ? expand(dev, stream, a, args, err) : LT_OK;
     if (s == LT_OK && kernel->keys)
-        s = encode(kernel, dev, &a, &maps, name, err);
-    lt_cuda_dim grid = {(uint32_t)a.kv.pages, (uint32_t)a.kv.kv_heads, 1}, block = {256, 1, 1};
+        s = encode(kernel, dev, a, &maps, name, err);
+    lt_cuda_dim grid = {(uint32_t)a->kv.pages, (uint32_t)a->kv.kv_heads, 1}, block = {256, 1, 1};
     if (s == LT_OK && kernel->sage)
-        s = encode_int8(kernel, dev, &a, &maps, name, err);
+        s = encode_int8(kernel, dev, a, &maps, name, err);
     if (s == LT_OK && kernel->sage)
-        s = lt__cuda_launch(dev, family, kernel->sage, grid, block, 0, stream, (void *[]){&a}, args, err);
+        s = lt__cuda_launch(dev, family, kernel->sage, grid, block, 0, stream, (void *[]){&c}, args, err);
     if (s != LT_OK)
         return s;
-    int64_t rows = (int64_t)a.tokens * (a.heads / a.kv.kv_heads);
-    grid = (lt_cuda_dim){(uint32_t)a.kv.kv_heads, lt__cuda_blocks(rows, kernel->rows), 1};
+    int64_t rows = (int64_t)a->tokens * (a->heads / a->kv.kv_heads);
+    grid = (lt_cuda_dim){(uint32_t)a->kv.kv_heads, lt__cuda_blocks(rows, kernel->rows), 1};
     block.x = kernel->threads;
-    return lt__cuda_launch(dev, family, kernel->name, grid, block, kernel->bytes, stream, (void *[]){&a, &maps}, args, err);
+    return lt__cuda_launch(dev, family, kernel->name, grid, block, kernel->bytes, stream, (void *[]){&c, &maps}, args, err);
 }
 
 static const lt_cuda_flash *find(const lt_cuda_device *dev, const lt_op_args *args, const char **why)
@@ -124,12 +126,20 @@ static const lt_cuda_flash *find(const lt_cuda_device *dev, const lt_op_args *ar
     return lt__cuda_device_props(dev)->major >= 8 ? lt__cuda_flash_find(kernels, N, LT_ATTENTION_FLASH, dev, args, why) : NULL;
 }
 
-static bool accepts(const lt_cuda_device *dev, const lt_op_args *args, const char **why) { return find(dev, args, why) != NULL; }
+static bool accepts(const lt_cuda_device *dev, const lt_op_args *args, const char **why)
+{
+    return !lt__cuda_is_capped(args) && find(dev, args, why) != NULL;
+}
+
+static bool accepts_capped(const lt_cuda_device *dev, const lt_op_args *args, const char **why)
+{
+    return lt__cuda_is_capped(args) && find(dev, args, why) != NULL;
+}
 
 static lt_status launch(lt_cuda_device *dev, CUstream stream, const lt_op_args *args, lt_err *err)
 {
-    const char *why;
-    return lt__cuda_flash_launch(find(dev, args, &why), "flash", dev, stream, args, err);
+    const char *why, *family = lt__cuda_is_capped(args) ? "flash_capped" : "flash";
+    return lt__cuda_flash_launch(find(dev, args, &why), family, dev, stream, args, err);
 }
 
 static uint64_t scratch(const lt_cuda_device *dev, const lt_op_args *args)
@@ -140,3 +150,5 @@ static uint64_t scratch(const lt_cuda_device *dev, const lt_op_args *args)
 
 const lt_cuda_row lt__cuda_rows_flash[] = {{LT_OP_ATTENTION, accepts, launch, scratch}};
 const size_t lt__cuda_rows_flash_n = 1;
+const lt_cuda_row lt__cuda_rows_flash_capped[] = {{LT_OP_ATTENTION, accepts_capped, launch, scratch}};
+const size_t lt__cuda_rows_flash_capped_n = 1;

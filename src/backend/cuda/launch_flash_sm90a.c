@@ -20,27 +20,37 @@ static const lt_cuda_flash sage_kernels[] = {
 #undef SAGE90
 };
 
-static bool on_hopper(const lt_cuda_device *dev)
+static const char *family_of(const lt_op_args *args) { return lt__cuda_is_capped(args) ? "flash_capped_sm90a" : "flash_sm90a"; }
+
+static bool on_hopper(const lt_cuda_device *dev, const lt_op_args *args)
 {
-    return lt__cuda_device_props(dev)->sm90a && lt__cuda_has_family("flash_sm90a") && lt__cuda_has_tensors(dev);
+    return lt__cuda_device_props(dev)->sm90a && lt__cuda_has_family(family_of(args)) && lt__cuda_has_tensors(dev);
 }
 
 static const lt_cuda_flash *find(const lt_cuda_device *dev, const lt_op_args *args, const char **why)
 {
     *why = "warp groups and the copy engine of sm_90 only";
-    if (!on_hopper(dev))
+    if (!on_hopper(dev, args))
         return NULL;
     if (args->params.ATTENTION.how == LT_ATTENTION_SAGE)
         return lt__cuda_flash_find(sage_kernels, sizeof sage_kernels / sizeof *sage_kernels, LT_ATTENTION_SAGE, dev, args, why);
     return lt__cuda_flash_find(kernels, sizeof kernels / sizeof *kernels, LT_ATTENTION_FLASH, dev, args, why);
 }
 
-static bool accepts(const lt_cuda_device *dev, const lt_op_args *args, const char **why) { return find(dev, args, why) != NULL; }
+static bool accepts(const lt_cuda_device *dev, const lt_op_args *args, const char **why)
+{
+    return !lt__cuda_is_capped(args) && find(dev, args, why) != NULL;
+}
+
+static bool accepts_capped(const lt_cuda_device *dev, const lt_op_args *args, const char **why)
+{
+    return lt__cuda_is_capped(args) && find(dev, args, why) != NULL;
+}
 
 static lt_status launch(lt_cuda_device *dev, CUstream stream, const lt_op_args *args, lt_err *err)
 {
     const char *why;
-    return lt__cuda_flash_launch(find(dev, args, &why), "flash_sm90a", dev, stream, args, err);
+    return lt__cuda_flash_launch(find(dev, args, &why), family_of(args), dev, stream, args, err);
 }
 
 static uint64_t scratch(const lt_cuda_device *dev, const lt_op_args *args)
@@ -51,3 +61,5 @@ static uint64_t scratch(const lt_cuda_device *dev, const lt_op_args *args)
 
 const lt_cuda_row lt__cuda_rows_flash_sm90a[] = {{LT_OP_ATTENTION, accepts, launch, scratch}};
 const size_t lt__cuda_rows_flash_sm90a_n = 1;
+const lt_cuda_row lt__cuda_rows_flash_capped_sm90a[] = {{LT_OP_ATTENTION, accepts_capped, launch, scratch}};
+const size_t lt__cuda_rows_flash_capped_sm90a_n = 1;

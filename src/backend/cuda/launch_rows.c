@@ -126,6 +126,13 @@ static lt_status scale(lt_cuda_device *dev, CUstream s, const lt_op_args *args, 
     return launch_each(dev, s, "scale_rows", "scale_rows_4", &r, args, err);
 }
 
+static lt_status softcap(lt_cuda_device *dev, CUstream s, const lt_op_args *args, lt_err *err)
+{
+    lt_cuda_rows r = rows_of(args);
+    r.value = args->params.SOFTCAP.cap;
+    return launch_each(dev, s, "softcap_rows", "softcap_rows_4", &r, args, err);
+}
+
 static lt_status take_rows(lt_cuda_device *dev, CUstream s, const lt_op_args *args, lt_err *err)
 {
     lt_cuda_rows r = rows_of(args);
@@ -155,6 +162,7 @@ const lt_cuda_row lt__cuda_rows_rows[] = {
     {LT_OP_ROPE, accepts_rows, rope, NULL},           {LT_OP_ADD, accepts_rows, add, NULL},
     {LT_OP_ADD_ROW, accepts_rows, add, NULL},         {LT_OP_SILU_MUL, accepts_rows, silu_mul, NULL},
     {LT_OP_GELU_MUL, accepts_rows, gelu_mul, NULL},   {LT_OP_SCALE, accepts_rows, scale, NULL},
+    {LT_OP_SOFTCAP, accepts_rows, softcap, NULL},
     {LT_OP_TAKE_ROWS, accepts_rows, take_rows, NULL}, {LT_OP_KV_STORE, NULL, kv_store, NULL},
 };
 const size_t lt__cuda_rows_rows_n = sizeof lt__cuda_rows_rows / sizeof *lt__cuda_rows_rows;

@@ -124,9 +124,15 @@ typedef struct lt_cuda_attention {
     uint64_t   q, cache, pos, table, y, scratch;
     int64_t    q_token, q_head, y_token, y_head;
     int32_t    tokens, heads, window, parts;
-    float      scale, pad;
+    float      scale, cap; /* cap: for the kernels of the families *_capped* alone */
     lt_cuda_kv kv;
 } lt_cuda_attention;
+
+/* What those take: sinks is an address of one float a query head, or 0. The others read its beginning. */
+typedef struct lt_cuda_capped {
+    lt_cuda_attention a;
+    uint64_t          sinks;
+} lt_cuda_capped;
 
 /* Neighbours of a list in one kernel (fuse.c); an address of 0 leaves that part out. Rows of cols floats:
  *   t = a;  t = norm(t) * w1 -> y1;  t = b + t -> s;  t = norm(t) * w2 -> y2;  quantised -> q */
@@ -157,12 +163,16 @@ typedef struct lt_cuda_heads {
 typedef struct __attribute__((aligned(64))) lt_cuda_tensor { uint64_t opaque[16]; } lt_cuda_tensor;
 typedef struct lt_cuda_flash_maps { lt_cuda_tensor k, v; } lt_cuda_flash_maps;
 
-/* Attention's partial results merged, as attention_merge does; then quantised to q where q is not 0. */
+/* Attention's partial results merged, as attention_merge does; then quantised to q where q is not 0; sinks join before that. */
 typedef struct lt_cuda_merge {
     lt_cuda_attention a;
     uint64_t q;
     int64_t  q_token;
 } lt_cuda_merge;
+typedef struct lt_cuda_merge_sinks {
+    lt_cuda_merge m;
+    uint64_t      sinks;
+} lt_cuda_merge_sinks;
 
 /* Attention of one token, with what comes before it done on the way: q is not written, k and v go to the cache alone. */
 typedef struct lt_cuda_token {

@@ -47,6 +47,21 @@ LT_DEV float dot(const lt_cuda_kv &kv, const float *q, const uint8_t *row)
     return lt_tree_8(acc);
 }
 
+LT_DEV float capped(const lt_cuda_attention &a, float score) { return CAPPED && a.cap > 0 ? lt_softcap(score, a.cap) : score; }
+
+#ifdef LT_CAPPED
+/* A head's sink joins its sums, of which this thread has n elements. */
+template <int n> LT_DEV void join_sink(const lt_args &a, int head, float m, float &l, float (&o)[n])
+{
+    if (!a.sinks)
+        return;
+    const float w = lt_join_sink(((const float *)a.sinks)[head], m, l);
+#pragma unroll
+    for (int i = 0; i < n; i++)
+        o[i] = lt_mul(o[i], w);
+}
+#endif
+
 LT_DEV float block_max(float x, float *sh)
 {
 #pragma unroll
@@ -79,7 +94,7 @@ LT_DEV void attend_page(const lt_cuda_attention &a, int head, int first, int las
                                                               (uint64_t)kv_head * LT_PAGE * a.kv.row_bytes));
     const uint8_t *v = k - a.kv.k_offset + a.kv.v_offset;
     const bool seen = pos >= first && pos <= last;
-    const float s = seen ? lt_mul(dot(a.kv, q, k + (uint64_t)i * a.kv.row_bytes), a.scale) : __int_as_float(0xff800000);
+    const float s = seen ? capped(a, lt_mul(dot(a.kv, q, k + (uint64_t)i * a.kv.row_bytes), a.scale)) : __int_as_float(0xff800000);
     c.m = block_max(s, sh);
     p[i] = seen ? lt_exp(lt_sub(s, c.m)) : 0.0f;
     __syncthreads();
@@ -117,9 +132,12 @@ LT_DEV void merge(chunk &sum, const chunk &c)
     sum.m = n;
 }
 
-LT_DEV void write_out(const lt_cuda_attention &a, int t, int head, const chunk &sum)
+LT_DEV void write_out(const lt_args &a, int t, int head, chunk &sum)
 {
     float *y = lt_at<float>(a.y, t * a.y_token + head * a.y_head);
+#ifdef LT_CAPPED
+    join_sink(a, head, sum.m, sum.l, sum.o);
+#endif
 #pragma unroll
     for (int n = 0; n < OUT; n++)
         if ((int)threadIdx.x + n * THREADS < a.kv.head_dim)
@@ -147,7 +165,7 @@ LT_DEV bool can_see(const lt_cuda_attention &a, int pos, int from)
     return pos >= 0 && span <= a.kv.pages;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) attention(lt_cuda_attention a)
+extern "C" __global__ void __launch_bounds__(THREADS) attention(lt_args a)
 {
     __shared__ float q[DIM_MAX], p[LT_PAGE], sh[THREADS / 32 + 1];
     lt_begin();
@@ -188,7 +206,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(lt_cuda_attentio
     write_out(a, t, head, sum);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) attention_merge(lt_cuda_attention a)
+extern "C" __global__ void __launch_bounds__(THREADS) attention_merge(lt_args a)
 {
     lt_begin();
     const int head = (int)blockIdx.x, t = (int)blockIdx.y, pos = ((const int *)a.pos)[t];
@@ -315,6 +333,9 @@ LT_DEV void attend_f16(const lt_cuda_attention &a, const uint8_t *k, uint8_t *ti
         s[h] = __int_as_float(0xff800000);
     if (seen)
         dots<H>(q, tiles + i * pitch, dim, a.scale, s);
+#pragma unroll
+    for (int h = 0; h < H; h++)
+        s[h] = seen ? capped(a, s[h]) : s[h];
     float m[H];
 #pragma unroll
     for (int h = 0; h < H; h++) {
@@ -355,7 +376,7 @@ LT_DEV void attend_f16(const lt_cuda_attention &a, const uint8_t *k, uint8_t *ti
     __syncthreads();
 }
 
-template <int H> LT_DEV void attention_f16(const lt_cuda_attention &a)
+template <int H> LT_DEV void attention_f16(const lt_args &a)
 {
     constexpr int O = (H + 1) / 2;
     extern __shared__ __align__(16) uint8_t tiles[];
@@ -413,6 +434,9 @@ template <int H> LT_DEV void attention_f16(const lt_cuda_attention &a)
             out[2 + j] = so[n][0], out[3 + j] = so[n][1];
         } else {
             float *y = lt_at<float>(a.y, t * a.y_token + (head0 + h) * a.y_head);
+#ifdef LT_CAPPED
+            join_sink(a, head0 + h, sm[n], sl[n], so[n]);
+#endif
             y[j] = lt_div(so[n][0], sl[n]), y[j + 1] = lt_div(so[n][1], sl[n]);
         }
     }
@@ -422,7 +446,7 @@ template <int H> LT_DEV void attention_f16(const lt_cuda_attention &a)
 #define BODY(H) (void)a
 #endif
 #define ATTENTION_F16(H)                                                                                               \
-    extern "C" __global__ void __launch_bounds__(THREADS) attention_f16_##H(lt_cuda_attention a) { BODY(H); }
+    extern "C" __global__ void __launch_bounds__(THREADS) attention_f16_##H(lt_args a) { BODY(H); }
 ATTENTION_F16(1)
 ATTENTION_F16(2)
 ATTENTION_F16(4)

@@ -44,6 +44,30 @@ LT_DEV float lt_exp(float x)
     return lt_mul(p, __int_as_float((e + 127) << 23));
 }
 
+LT_DEV float lt_tanh(float x)
+{
+    const float a = fabsf(x);
+    if (a >= 0.625f)
+        return copysignf(lt_sub(1.0f, lt_div(2.0f, lt_add(lt_exp(lt_add(a, a)), 1.0f))), x);
+    const float s = lt_mul(x, x);
+    float p = -5.70498872745e-3f;
+    p = lt_fma(p, s, 2.06390887954e-2f);
+    p = lt_fma(p, s, -5.37397155531e-2f);
+    p = lt_fma(p, s, 1.33314422036e-1f);
+    p = lt_fma(p, s, -3.33332819422e-1f);
+    return lt_fma(lt_mul(p, s), x, x);
+}
+
+LT_DEV float lt_softcap(float x, float cap) { return lt_mul(cap, lt_tanh(lt_div(x, cap))); }
+
+/* A sink z joins the sum l over scores of at most m: back comes the factor of what those summed. */
+LT_DEV float lt_join_sink(float z, float m, float &l)
+{
+    const float n = z > m ? z : m, w = lt_exp(lt_sub(m, n));
+    l = lt_fma(l, w, lt_exp(lt_sub(z, n)));
+    return w;
+}
+
 LT_DEV float lt_half(uint32_t bits16) { return __half2float(__ushort_as_half((unsigned short)bits16)); }
 /* amax / 127 from amax's bits; a NaN keeps its bits, made quiet, as x86 has it. */
 LT_DEV float lt_scale_of(uint32_t bits)

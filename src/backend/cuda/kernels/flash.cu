@@ -89,7 +89,7 @@ template <class S, int D, int BN, int MT> LT_DEV void weigh(float (&o)[MT][D / 8
     }
 }
 
-template <int D, int BN, int MT, int WARPS, bool QREG> LT_DEV void flash_mma(const lt_cuda_attention &a)
+template <int D, int BN, int MT, int WARPS, bool QREG> LT_DEV void flash_mma(const lt_args &a)
 {
     typedef shape<D, BN, MT, WARPS, QREG> S;
     constexpr int NT = BN / 8, KD = D / 16, OT = D / 8;
@@ -111,6 +111,7 @@ template <int D, int BN, int MT, int WARPS, bool QREG> LT_DEV void flash_mma(con
                 if (i % 8 == lane / 4)
                     r[t].scale[i / 8] = f;
             });
+        flash_bend(a, r[t]);
     }
     __syncthreads();
     const uint32_t q_at = base_at + S::Q_AT + (warp * 16 * MT + lane % 16) * S::PITCH + lane / 16 * 16;
@@ -159,19 +160,13 @@ template <int D, int BN, int MT, int WARPS, bool QREG> LT_DEV void flash_mma(con
         __syncthreads();
         fetch(tile + 1, stage ^ 1);
         const uint32_t k_at = base_at + stage * 2 * S::HALF;
-        float s[MT][NT][4];
-#pragma unroll
-        for (int t = 0; t < MT; t++)
-#pragma unroll
-            for (int i = 0; i < NT; i++)
-#pragma unroll
-                for (int k = 0; k < 4; k++)
-                    s[t][i][k] = 0.0f;
+        float s[MT][NT][4] = {};
         score<S, D, BN, MT, QREG>(s, qr, q_at, k_at);
         const bool whole = tile * BN >= sp.all_first && tile * BN + BN - 1 <= sp.all_last;
 #pragma unroll
         for (int t = 0; t < MT; t++) {
             float fix[2];
+            flash_cap<NT>(a, s[t], r[t]);
             if (!whole)
                 flash_mask<NT>(s[t], r[t], tile * BN);
             flash_softmax<NT>(s[t], r[t], fix);
@@ -187,8 +182,9 @@ template <int D, int BN, int MT, int WARPS, bool QREG> LT_DEV void flash_mma(con
     lt_copy_wait<0>();
 #pragma unroll
     for (int t = 0; t < MT; t++) {
-        flash_total(r[t]);
-        flash_store<OT>(a, o[t], r[t], row0 + warp * 16 * MT + 16 * t + lane / 4, group, kv_head);
+        const int row = row0 + warp * 16 * MT + 16 * t + lane / 4;
+        flash_total(a, r[t], row, group, kv_head);
+        flash_store<OT>(a, o[t], r[t], row, group, kv_head);
     }
 }
 #endif
@@ -199,7 +195,7 @@ template <int D, int BN, int MT, int WARPS, bool QREG> LT_DEV void flash_mma(con
 #define BODY(...) (void)a
 #endif
 #define FLASH(name, D, BN, MT, WARPS, QREG, BLOCKS)                                                                    \
-    extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) name(lt_cuda_attention a)                         \
+    extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) name(lt_args a)                                   \
     {                                                                                                                  \
         BODY(D, BN, MT, WARPS, QREG);                                                                                  \
     }

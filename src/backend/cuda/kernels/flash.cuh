@@ -11,6 +11,16 @@
 
 #define LT_NEG_INF __int_as_float(0xff800000)
 
+/* Kernels of attention are compiled twice: without soft caps and sinks, and, by *_capped*.cu, with both. */
+#ifdef LT_CAPPED
+#define CAPPED true
+struct lt_args : lt_cuda_attention { uint64_t sinks; };
+static_assert(sizeof(lt_args) == sizeof(lt_cuda_capped), "as launches lay it out");
+#else
+#define CAPPED false
+typedef lt_cuda_attention lt_args;
+#endif
+
 /* Positions any row of the block sees: first .. last; those that every row sees: all_first .. all_last. */
 typedef struct flash_span { int first, last, all_first, all_last; } flash_span;
 
@@ -117,6 +127,7 @@ LT_DEV uint32_t flash_pack(float lo, float hi)
 /* The running state of the two rows of a thread: largest product, sum over this thread's columns. */
 typedef struct flash_rows {
     float m[2], l[2], scale[2]; /* scale: log2(e) / sqrt(d) and the row's power of two */
+    float bend[2];              /* with a soft cap: what a product is multiplied with for 2 log2(e) score / cap */
     int   first[2], last[2];    /* positions seen */
 } flash_rows;
 
@@ -162,12 +173,50 @@ template <int NT> LT_DEV void flash_softmax(float (&s)[NT][4], flash_rows &r, fl
     }
 }
 
-LT_DEV void flash_total(flash_rows &r)
+/* Once the scales are there. A capped product is tanh(score / cap), and its scale that of the cap. */
+LT_DEV void flash_bend(const lt_args &a, flash_rows &r)
+{
+    if constexpr (CAPPED)
+        if (a.cap > 0) {
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                r.bend[h] = r.scale[h] * (2.0f / a.cap);
+                r.scale[h] = a.cap * 1.44269504f;
+            }
+        }
+}
+
+/* tanh(x) = 1 - 2 / (1 + e^2x): 2e-7 off at most, which is that of the cap in a score. */
+template <int NT> LT_DEV void flash_cap(const lt_args &a, float (&s)[NT][4], const flash_rows &r)
+{
+    if constexpr (CAPPED)
+        if (a.cap > 0) {
+#pragma unroll
+            for (int i = 0; i < NT; i++)
+#pragma unroll
+                for (int k = 0; k < 4; k++) {
+                    float y;
+                    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(1.0f + flash_exp2(s[i][k] * r.bend[k / 2])));
+                    s[i][k] = lt_fma(-2.0f, y, 1.0f);
+                }
+        }
+}
+
+/* Sums become factors of the results; row: the first of this thread's. */
+LT_DEV void flash_total(const lt_args &a, flash_rows &r, int row, int group, int kv_head)
 {
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         r.l[h] += __shfl_xor_sync(LT_FULL, r.l[h], 1);
         r.l[h] += __shfl_xor_sync(LT_FULL, r.l[h], 2);
+#ifdef LT_CAPPED
+        if (a.sinks) { /* one more key of that score, without a value */
+            const float z = __ldg((const float *)a.sinks + kv_head * group + (row + 8 * h) % group) * 1.44269504f;
+            const float base = (r.m[h] == LT_NEG_INF ? 0.0f : r.m[h]) * r.scale[h], n = fmaxf(base, z), w = flash_exp2(base - n);
+            r.l[h] = w / (r.l[h] * w + flash_exp2(z - n));
+            continue;
+        }
+#endif
         r.l[h] = 1.0f / r.l[h];
     }
 }

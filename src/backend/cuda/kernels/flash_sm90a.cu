@@ -235,12 +235,13 @@ LT_DEV void stage_queries(const lt_cuda_attention &a, uint8_t *to, int at, int r
 }
 
 template <int D, int BN, int GROUPS, bool TURNS, int STAGES, bool SAGE>
-LT_DEV void compute(const lt_cuda_attention &a, uint8_t *mem, uint32_t smem, uint32_t bars, int begin, int end, int row0, int group, int kv_head, const flash_span &sp)
+LT_DEV void compute(const lt_args &a, uint8_t *mem, uint32_t smem, uint32_t bars, int begin, int end, int row0, int group, int kv_head, const flash_span &sp)
 {
     typedef shape<D, BN, GROUPS, STAGES, SAGE> S;
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, wg = warp / 4;
     flash_rows r;
     stage_queries<D, S::BM, SAGE>(a, mem + S::Q, warp * 16, row0, group, kv_head, r);
+    flash_bend(a, r);
     wg_proxy();
     named_sync(1 + wg, 128);
 #pragma unroll
@@ -282,6 +283,7 @@ LT_DEV void compute(const lt_cuda_attention &a, uint8_t *mem, uint32_t smem, uin
         empty(0, n);
     };
     const auto soften = [&](int tile) {
+        flash_cap<BN / 8>(a, s, r);
         if (!(tile * BN >= sp.all_first && tile * BN + BN - 1 <= sp.all_last))
             flash_mask<BN / 8>(s, r, tile * BN);
         flash_softmax<BN / 8>(s, r, fix);
@@ -321,13 +323,14 @@ LT_DEV void compute(const lt_cuda_attention &a, uint8_t *mem, uint32_t smem, uin
     weigh<D, BN>(o, p, smem + S::V + (end - begin) % STAGES * S::V_TILE);
     wg_wait<0>();
     wg_hold(o);
-    flash_total(r);
+    const int row = row0 + warp * 16 + lane / 4;
+    flash_total(a, r, row, group, kv_head);
     if (!fed)
         r.l[0] = r.l[1] = __int_as_float(0x7fffffff);
-    flash_store<D / 8>(a, o, r, row0 + warp * 16 + lane / 4, group, kv_head);
+    flash_store<D / 8>(a, o, r, row, group, kv_head);
 }
 
-template <int D, int BN, int GROUPS, bool TURNS, int STAGES, bool SAGE> LT_DEV void flash90(const lt_cuda_attention &a, const lt_cuda_flash_maps &maps)
+template <int D, int BN, int GROUPS, bool TURNS, int STAGES, bool SAGE> LT_DEV void flash90(const lt_args &a, const lt_cuda_flash_maps &maps)
 {
     typedef shape<D, BN, GROUPS, STAGES, SAGE> S;
     extern __shared__ uint8_t shared[];
@@ -398,15 +401,15 @@ template <int D> LT_DEV void sage_keys(const lt_cuda_attention &a)
 
 #define FLASH90(name, D, BN, GROUPS, TURNS, STAGES)                                                                    \
     extern "C" __global__ void __launch_bounds__(128 * (GROUPS + 1), 1)                                                \
-        name(lt_cuda_attention a, const __grid_constant__ lt_cuda_flash_maps maps)                                     \
+        name(lt_args a, const __grid_constant__ lt_cuda_flash_maps maps)                                     \
     {                                                                                                                  \
         BODY(D, BN, GROUPS, TURNS, STAGES, false);                                                                        \
     }
 #define SAGE90(name, D, BN, GROUPS, TURNS, STAGES)                                                                     \
     extern "C" __global__ void __launch_bounds__(128 * (GROUPS + 1), 1)                                                \
-        name(lt_cuda_attention a, const __grid_constant__ lt_cuda_flash_maps maps)                                     \
+        name(lt_args a, const __grid_constant__ lt_cuda_flash_maps maps)                                     \
     {                                                                                                                  \
         BODY(D, BN, GROUPS, TURNS, STAGES, true);                                                                  \
     }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(256) name##_keys(lt_cuda_attention a) { KEYS(D); }
+    extern "C" __global__ void __launch_bounds__(256) name##_keys(lt_args a) { KEYS(D); }
 #include "flash_sm90a.def"

@@ -97,6 +97,7 @@ template <typename T, typename F> LT_DEV void each(const lt_cuda_rows &a, F f)
     }
 EACH(add_rows, lt_add(x, z))
 EACH(scale_rows, lt_mul(x, value))
+EACH(softcap_rows, lt_softcap(x, value))
 EACH(silu_mul, silu_times(x, z))
 EACH(gelu_mul, gelu_times(x, z))
 

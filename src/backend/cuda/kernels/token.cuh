@@ -151,32 +151,56 @@ extern "C" __global__ void __launch_bounds__(256) attend_token(lt_cuda_token b)
     }
 }
 
-/* The pages' results in ascending order; a thread an element. y 0: only quantised to q, a row of heads * head_dim. */
-extern "C" __global__ void __launch_bounds__(256) merge_quantize(lt_cuda_merge b)
+/* What the pages say of one element, in ascending order. */
+typedef struct merged { float m, l, o; } merged;
+LT_DEV merged merge_pages(const float *in, int pages, int dim, int j)
 {
-    const lt_cuda_attention &a = b.a;
-    const int head = (int)blockIdx.x, t = (int)blockIdx.y, j = (int)threadIdx.x, dim = a.kv.head_dim;
-    const int pos = ((const int *)a.pos)[t], from = a.window && pos - a.window + 1 > 0 ? pos - a.window + 1 : 0;
-    const int pages = pos / LT_PAGE - from / LT_PAGE + 1;
-    lt_begin();
-    if (pos < 0 || pages > a.kv.pages)
-        return;
-    const float *in = partial(a, t, head, 0);
-    float m = in[0], l = in[1], o = j < dim ? in[2 + j] : 0.0f;
+    merged s = {in[0], in[1], j < dim ? in[2 + j] : 0.0f};
 #pragma unroll 4
     for (int part = 1; part < pages; part++) {
         const float *c = in + (int64_t)part * (2 + dim);
         const float cm = c[0], cl = c[1], co = j < dim ? c[2 + j] : 0.0f;
-        const float n = cm > m ? cm : m, wa = lt_exp(lt_sub(m, n)), wb = lt_exp(lt_sub(cm, n));
-        l = lt_fma(l, wa, lt_mul(cl, wb));
-        o = lt_fma(o, wa, lt_mul(co, wb));
-        m = n;
+        const float n = cm > s.m ? cm : s.m, wa = lt_exp(lt_sub(s.m, n)), wb = lt_exp(lt_sub(cm, n));
+        s.l = lt_fma(s.l, wa, lt_mul(cl, wb));
+        s.o = lt_fma(s.o, wa, lt_mul(co, wb));
+        s.m = n;
     }
-    const float y = lt_div(o, l);
+    return s;
+}
+
+LT_DEV void write_merged(const lt_cuda_merge &b, int t, int head, int j, int dim, float y)
+{
+    const lt_cuda_attention &a = b.a;
     if (a.y && j < dim)
         *(lt_at<float>(a.y, t * a.y_token + head * a.y_head) + j) = y;
     if (b.q) /* heads are whole blocks of 32 then */
         quantize_block(y, lt_at<uint8_t>(b.q, t * b.q_token), a.heads * dim, (head * dim + j) / 32, j % 32);
+}
+
+/* A thread an element. y 0: only quantised to q, a row of heads * head_dim. */
+extern "C" __global__ void __launch_bounds__(256) merge_quantize(lt_cuda_merge b)
+{
+    const lt_cuda_attention &a = b.a;
+    const int head = (int)blockIdx.x, t = (int)blockIdx.y, j = (int)threadIdx.x, dim = a.kv.head_dim, pos = ((const int *)a.pos)[t];
+    const int from = a.window && pos - a.window + 1 > 0 ? pos - a.window + 1 : 0, pages = pos / LT_PAGE - from / LT_PAGE + 1;
+    lt_begin();
+    if (pos < 0 || pages > a.kv.pages)
+        return;
+    const merged s = merge_pages(partial(a, t, head, 0), pages, dim, j);
+    write_merged(b, t, head, j, dim, lt_div(s.o, s.l));
+}
+
+extern "C" __global__ void __launch_bounds__(256) merge_quantize_sinks(lt_cuda_merge_sinks b)
+{
+    const lt_cuda_attention &a = b.m.a;
+    const int head = (int)blockIdx.x, t = (int)blockIdx.y, j = (int)threadIdx.x, dim = a.kv.head_dim, pos = ((const int *)a.pos)[t];
+    const int from = a.window && pos - a.window + 1 > 0 ? pos - a.window + 1 : 0, pages = pos / LT_PAGE - from / LT_PAGE + 1;
+    lt_begin();
+    if (pos < 0 || pages > a.kv.pages)
+        return;
+    merged s = merge_pages(partial(a, t, head, 0), pages, dim, j);
+    s.o = lt_mul(s.o, lt_join_sink(((const float *)b.sinks)[head], s.m, s.l));
+    write_merged(b.m, t, head, j, dim, lt_div(s.o, s.l));
 }
 
 #endif

@@ -1,0 +1,3 @@
+/* flash_capped.cu - flash.cu with soft caps and sinks. */
+#define LT_CAPPED
+#include "flash.cu"
