@@ -86,10 +86,10 @@ def specs():
         base = ["--arch", arch, "--preset", "tiny", "--vocab", "320", "--tied"]
         yield f"{arch}-tied", arch, "F32", base + ["--type", "F32"], TOKENS, 0
         yield f"{arch}-tied-Q6_K", arch, "Q6_K", base + ["--type", "Q6_K"], TOKENS, 0
-    yield from basic(("gemma2",))
     base = ["--arch", "gemma2", "--preset", "tiny", "--vocab", "320", *LAYERS["gemma2"]]
     for dtype in "F32", "Q4_K":  # caps that change most scores and logits
         yield f"gemma2-caps-{dtype}", "gemma2", dtype, base + ["--type", dtype, "--attn-cap", "1", "--logit-cap", "3"], TOKENS, 0
+    yield from basic(("gemma2",))
 
 
 def peer_logits(path, ids):
