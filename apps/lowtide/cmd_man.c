@@ -50,7 +50,12 @@ static void page_of(int c)
         text(r->args);
     else
         printf("\\&");
-    printf("\n[\\fIOPTION\\fR...]\n.SH OPTIONS\n");
+    printf("\n[\\fIOPTION\\fR...]\n");
+    if (opts_note((cmd_id)c)) {
+        printf(".SH DESCRIPTION\n");
+        text(opts_note((cmd_id)c));
+    }
+    printf(".SH OPTIONS\n");
     for (int i = 0; i < OPT_COUNT; i++) {
         const opt_row *o = &opt_rows[i];
         if (!(o->cmds & 1u << c))

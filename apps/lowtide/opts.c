@@ -218,12 +218,23 @@ static void help_opts(FILE *out, cmd_id cmd)
     }
 }
 
+const char *opts_note(cmd_id cmd)
+{
+    if (cmd == CMD_INDEX_PULL)
+        return "A GGUF model in parts (NAME-00001-of-00003.gguf) is pulled whole, whichever part is named. Of NAME.safetensors.index.json\n"
+               "come the shards it names, config.json, tokenizer.json and what else of these is there, into the folder REPO or --output.\n"
+               "A pull that was stopped goes on where it stopped when it is repeated.\n";
+    return NULL;
+}
+
 void opts_help(FILE *out, int cmd)
 {
     if (cmd >= 0) {
         const cmd_row *c = &cmd_rows[cmd];
         fprintf(out, "usage: lowtide %s %s [options]\n%s.\n\n", c->name, c->args, c->help);
         help_opts(out, (cmd_id)cmd);
+        if (opts_note((cmd_id)cmd))
+            fprintf(out, "\n%s", opts_note((cmd_id)cmd));
         if (cmd == CMD_INDEX_RUN) {
             fprintf(out, "\nchat templates:\n");
             for (int i = 0; i < LT_CHAT_COUNT; i++)

@@ -54,6 +54,7 @@ extern const cmd_row cmd_rows[CMD_COUNT];
 typedef enum opts_result { PARSE_RUN, PARSE_DONE /* help was printed */, PARSE_WRONG /* said on stderr */ } opts_result;
 opts_result opts_parse(int argc, char **argv, opts *o);
 void opts_help(FILE *out, int cmd /* -1: all */);
+const char *opts_note(cmd_id cmd); /* what the options do not say; NULL: nothing */
 
 #define CMD(ID, name, fn, args, most, help) cmd_fn fn;
 #include "cmds.def"

@@ -5,13 +5,16 @@ import hashlib
 import http.server
 import json
 import os
+import pty
+import re
 import signal
 import socket
+import struct
 import subprocess
 import threading
 import time
 
-from cli_common import expect, fail, lowtide, lt, path, tmp
+from cli_common import expect, fail, lowtide, lt, model, path, tmp
 
 DATA = bytes(hashlib.sha256(i.to_bytes(4, "little")).digest()[0] for i in range(1000)) * 700
 SHA = hashlib.sha256(DATA).hexdigest()
@@ -19,7 +22,7 @@ SHA = hashlib.sha256(DATA).hexdigest()
 
 class Hub(http.server.BaseHTTPRequestHandler):
     """What a file's name says is how it is served."""
-    seen, drops, tokens = [], {}, {}
+    seen, drops, files, stalls, wrong, open_line = [], {}, {}, set(), set(), threading.Event()
     protocol_version = "HTTP/1.1"
 
     def log_message(self, *a):
@@ -41,12 +44,12 @@ class Hub(http.server.BaseHTTPRequestHandler):
         Hub.seen.append((self.command, self.path, self.headers.get("Range"), self.headers.get("Authorization")))
         name = self.path.rsplit("/", 1)[1].split("?")[0]
         if self.path.startswith("/api/models/"):
-            files = {"one": ["model.gguf", "README.md"], "many": ["a.gguf", "b.gguf"], "none": ["x.bin"],
+            files = {"one": ["model.gguf", "README.md"], "many": ["a.gguf", "b.gguf"], "none": ["x.bin"], "tensors": list(Hub.files), "single": ["model.safetensors", "config.json"],
                      "set": ["q/s-00001-of-00003.gguf", "q/s-00002-of-00003.gguf", "q/s-00003-of-00003.gguf"]}.get(name)
             if files is None:
                 return self.reply(404)
             return self.reply(200, [("Content-Type", "application/json")], json.dumps({"siblings": [{"rfilename": f} for f in files]}).encode())
-        if name.startswith("missing"):
+        if name.startswith("missing") or (name.endswith((".json", ".jinja")) and name not in Hub.files):
             return self.reply(404)
         if name.startswith("gated"):
             return self.reply(401 if "Bearer secret" != self.headers.get("Authorization") else 200, [("ETag", '"g"')], DATA[:100])
@@ -58,8 +61,11 @@ class Hub(http.server.BaseHTTPRequestHandler):
             return self.reply(200, [("ETag", '"tag1"')], DATA)
         if self.path.startswith("/cdn/"):
             return self.cdn(name)
-        sha = "0" * 64 if name.startswith("wrong") else SHA
-        size = len(DATA) + 5 if name.startswith("short") else len(DATA)
+        data = Hub.files.get(name, DATA)
+        if data is None:
+            return self.reply(404)
+        sha = "0" * 64 if name.startswith("wrong") or name in Hub.wrong else hashlib.sha256(data).hexdigest()
+        size = len(data) + 5 if name.startswith("short") else len(data)
         other = f"http://localhost:{self.server.server_port}/cdn/{name}?signed=1"
         where = f"/moved{self.path}" if name.startswith("renamed") and not self.path.startswith("/moved") else other
         self.reply(302, [("Location", where), *([("X-Linked-ETag", f'"{sha}"'), ("X-Linked-Size", str(size)), ("ETag", '"git"')]
@@ -72,10 +78,11 @@ class Hub(http.server.BaseHTTPRequestHandler):
         rng = self.headers.get("Range")
         if rng and not name.startswith("norange"):
             start = int(rng[6:].split("-")[0])
-        body = DATA[start:]
+        data = Hub.files.get(name, DATA)
+        body = data[start:]
         self.send_response(206 if start else 200)
         if start:
-            self.send_header("Content-Range", f"bytes {start}-{len(DATA) - 1}/{len(DATA)}")
+            self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
         self.send_header("ETag", '"cdn-tag"')
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -86,6 +93,11 @@ class Hub(http.server.BaseHTTPRequestHandler):
             self.wfile.flush()
             self.connection.shutdown(socket.SHUT_RDWR)
             self.close_connection = True
+            return
+        if name in Hub.stalls:
+            self.wfile.write(body[: len(body) // 2])
+            self.wfile.flush()
+            Hub.open_line.wait(30)
             return
         if name.startswith("slow"):
             for i in range(0, len(body), 20000):
@@ -114,7 +126,8 @@ def pull(name, code=0, **kw):
 
 
 def parts(name):
-    return [f for f in os.listdir(".") if f.startswith(name + ".part")]
+    d = os.path.dirname(name) or "."
+    return [os.path.join(d, f) if d != "." else f for f in (os.listdir(d) if os.path.isdir(d) else []) if f.startswith(os.path.basename(name) + ".part")]
 
 
 def whole(name):
@@ -138,7 +151,7 @@ expect("2 .gguf files; name one: a.gguf, b.gguf" in pull("me/many", code=2).stde
 S = [f"s-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
 r = pull("me/set")
 expect(r.stdout == "".join(f"{SHA}  {f}\n" for f in S), r.stdout)
-expect([p for c, p, *_ in Hub.seen if p.startswith("/me/")] == [f"/me/set/resolve/main/q/{f}" for f in S for _ in (0, 1)], str(Hub.seen))
+expect([p for c, p, *_ in Hub.seen if p.startswith("/me/")] == [f"/me/set/resolve/main/q/{f}" for _ in (0, 1) for f in S], str(Hub.seen))
 for f in S:
     whole(f)
 expect("all 3 parts are there already" in pull("me/set", code=2).stderr, "parts twice")
@@ -151,9 +164,194 @@ for f in S:
     os.remove(f)
 r = lt("pull", "me/set", "--endpoint", hub, "-o", "x.gguf", code=2)
 expect("--output is for one file" in r.stderr and "3 parts" in r.stderr, r.stderr)
-expect("404" in pull("me/repo/missing-00001-of-00002.gguf", code=3).stderr, "a part is missing")
-expect("has no .gguf file" in pull("me/none", code=3).stderr, "no file")
+expect("has no .gguf file and no model.safetensors" in pull("me/none", code=3).stderr, "no file")
 pull("me/nowhere", code=3)
+
+# A real model in three parts, each too small for luck.
+G = [f"g-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
+model("g.gguf", split=3)
+for f in G:
+    with open(path(f), "rb") as fh:
+        Hub.files[f] = fh.read()
+    os.remove(f)
+
+
+def here(names):
+    return [f for f in names if os.path.exists(f)], [x for f in names for x in parts(f)]
+
+
+def cdn_ranges():
+    return [(p.split("/")[-1].split("?")[0], r) for c, p, r, _ in Hub.seen if p.startswith("/cdn") and c == "GET"]
+
+
+def stop_inside(words, name):
+    """Runs until half of `name` has arrived, then Ctrl-C."""
+    Hub.stalls.add(os.path.basename(name))
+    p = subprocess.Popen([lowtide, "pull", *words, "--endpoint", hub], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    for _ in range(1000):
+        time.sleep(0.02)
+        if any(os.path.getsize(x) > 0 for x in parts(name)):
+            break
+    p.send_signal(signal.SIGINT)
+    out, err = p.communicate(timeout=30)
+    Hub.open_line.set()
+    Hub.stalls.clear()
+    Hub.open_line.clear()
+    expect(p.returncode == 130, f"Ctrl-C in {name}: {p.returncode} {err}")
+    return out, err
+
+
+def one_sentence(text):
+    expect(text.startswith("lowtide: ") and text.count("\n") == 1, f"not one sentence: {text}")
+
+
+out, err = stop_inside(["me/repo/" + G[0]], G[1])
+one_sentence(err)
+expect("part 2 of 3" in err and "pull it again to go on" in err, err)
+half = len(Hub.files[G[1]]) // 2
+expect(here(G)[0] == G[:1] and 0 < os.path.getsize(here(G)[1][0]) <= half, f"stopped in part 2: {here(G)}")
+at = os.path.getsize(here(G)[1][0])
+first = os.stat(G[0]).st_mtime_ns
+pull("me/repo/" + G[2])  # any part
+expect(cdn_ranges() == [(G[1], f"bytes={at}-"), (G[2], None)], f"not gone on with: {cdn_ranges()}")
+expect(os.stat(G[0]).st_mtime_ns == first and here(G) == (G, []), f"after going on: {here(G)}")
+expect(json.loads(lt("inspect", G[0], "--json").stdout)["parts"] == 3, "inspect")
+for f in G:
+    with open(f, "rb") as fh:
+        expect(fh.read() == Hub.files[f], f"{f}: other bytes")
+    os.remove(f)
+# A part is wrong: it goes, the whole ones before it stay, and only the rest is fetched then.
+right, Hub.files[G[1]] = Hub.files[G[1]], None
+r = pull("me/repo/" + G[0], code=3)
+one_sentence(r.stderr)
+expect(f"part 2 of 3: {hub}/me/repo/resolve/main/{G[1]}: no such file there (404); nothing was pulled" in r.stderr, r.stderr)
+expect(not r.stdout and here(G) == ([], []) and not cdn_ranges(), f"a part is missing: {here(G)} {cdn_ranges()}")
+Hub.files[G[1]] = right
+Hub.wrong.add(G[1])
+r = pull("me/repo/" + G[0], code=3)
+one_sentence(r.stderr)
+expect("part 2 of 3: " in r.stderr and "SHA-256" in r.stderr and here(G) == (G[:1], []), f"{r.stderr} {here(G)}")
+Hub.wrong.clear()
+pull("me/repo/" + G[0])
+expect([f for f, _ in cdn_ranges()] == G[1:] and here(G) == (G, []), f"after a wrong part: {cdn_ranges()}")
+lt("inspect", G[1])
+for f in G:
+    os.remove(f)
+
+# On a terminal one line says which part it is, of how many.
+main, side = pty.openpty()
+p = subprocess.Popen([lowtide, "pull", "me/repo/" + G[0], "--endpoint", hub], stdout=subprocess.DEVNULL, stderr=side)
+os.close(side)
+shown = b""
+while True:
+    try:
+        got = os.read(main, 4096)
+    except OSError:  # the other end is closed
+        break
+    if not got:
+        break
+    shown += got
+os.close(main)
+expect(p.wait(30) == 0, f"on a terminal: {shown}")
+said = re.findall(rb"(part \d of \d) \[.*?\] +(\d+)%", shown)
+expect([x for i, (x, _) in enumerate(said) if i == 0 or said[i - 1][0] != x] == [b"part 1 of 3", b"part 2 of 3", b"part 3 of 3"], f"progress: {shown}")
+expect([int(n) for _, n in said] == sorted(int(n) for _, n in said) and said[-1][1] == b"100" and b"\n" not in shown, f"progress: {shown}")
+for f in G:
+    os.remove(f)
+
+
+# A safetensors repository: the index, its shards and what describes them, into a folder.
+def tensors(names_and_shapes):
+    head, at = {}, 0
+    for name, shape in names_and_shapes:
+        n = 2 * shape[0] * (shape[1] if len(shape) > 1 else 1)
+        head[name] = {"dtype": "F16", "shape": shape, "data_offsets": [at, at + n]}
+        at += n
+    text = json.dumps(head).encode()
+    return struct.pack("<Q", len(text)) + text + bytes(at)
+
+
+LAYER = "model.layers.0."
+SHARDS = {"model-00001-of-00002.safetensors": [("model.embed_tokens.weight", [64, 32]), ("model.norm.weight", [32]), ("lm_head.weight", [64, 32])],
+          "model-00002-of-00002.safetensors": [(LAYER + f"self_attn.{x}_proj.weight", [32, 32]) for x in "qkvo"]
+          + [(LAYER + f"{x}_layernorm.weight", [32]) for x in ("input", "post_attention")]
+          + [(LAYER + f"mlp.{x}_proj.weight", [64, 32] if x != "down" else [32, 64]) for x in ("gate", "up", "down")]}
+INDEX = "model.safetensors.index.json"
+CONFIG = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1,
+          "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 64, "max_position_embeddings": 128}
+Hub.files.clear()
+for f, t in SHARDS.items():
+    Hub.files[f] = tensors(t)
+Hub.files["config.json"] = json.dumps(CONFIG).encode()
+Hub.files["tokenizer_config.json"] = b"{}"
+Hub.files[INDEX] = json.dumps({"metadata": {}, "weight_map": {t: f for f, ts in SHARDS.items() for t, _ in ts}}).encode()
+ALL = ["config.json", "tokenizer_config.json", *SHARDS, INDEX]
+SECOND = list(SHARDS)[1]
+
+
+def folder(name):
+    if not os.path.isdir(name):
+        return None
+    return sorted(os.listdir(name))
+
+
+os.makedirs("work")
+os.chdir("work")
+for words, name in ((["me/repo/" + INDEX], "repo"), (["me/tensors"], "tensors"), (["me/repo/" + INDEX, "-o", "mine"], "mine"),
+                    ([f"{hub}/me/there/resolve/main/{INDEX}?download=true"], "there"), ([f"{hub}/one/two/{INDEX}"], "two")):
+    Hub.seen.clear()
+    r = lt("pull", *words, "--endpoint", hub)
+    expect([line.split("  ")[1] for line in r.stdout.splitlines()] == [f"{name}/{f}" for f in ALL], f"{words}: {r.stdout}")
+    expect(folder(name) == sorted(ALL), f"{words}: {folder(name)}")
+    for f in ALL:
+        with open(f"{name}/{f}", "rb") as fh:
+            expect(fh.read() == Hub.files[f], f"{name}/{f}: other bytes")
+    expect("all 5 files are there already" in lt("pull", *words, "--endpoint", hub, code=2).stderr, "twice")
+for what in ("repo", "repo/" + INDEX):
+    expect("architecture llama" in lt("inspect", what).stdout, f"inspect {what}")
+lt("plan", "repo", "--device", "cpu")
+os.rename("repo", "kept")
+expect([x["file"] for x in json.loads(lt("pull", "me/repo/" + INDEX, "--endpoint", hub, "--json").stdout)["files"]] == [f"repo/{f}" for f in ALL], "json")
+for f in os.listdir("repo"):
+    os.remove("repo/" + f)
+os.rmdir("repo")
+# A shard is missing, wrong, cut off in the middle: the index comes last, so no folder looks whole.
+right, Hub.files[SECOND] = Hub.files[SECOND], None
+r = lt("pull", "me/repo/" + INDEX, "--endpoint", hub, code=3)
+one_sentence(r.stderr)
+expect(SECOND in r.stderr and "404" in r.stderr and "nothing was pulled" in r.stderr and folder("repo") is None, f"{r.stderr} {folder('repo')}")
+Hub.files[SECOND] = right
+Hub.wrong.add(SECOND)
+r = lt("pull", "me/repo/" + INDEX, "--endpoint", hub, code=3)
+one_sentence(r.stderr)
+expect("file 4 of 5: " in r.stderr and "SHA-256" in r.stderr and folder("repo") == sorted(ALL[:3]), f"{r.stderr} {folder('repo')}")
+Hub.wrong.clear()
+_, err = stop_inside(["me/repo/" + INDEX], "repo/" + SECOND)
+expect("file 4 of 5" in err and not os.path.exists("repo/" + INDEX), f"stopped in a shard: {err} {folder('repo')}")
+Hub.seen.clear()
+lt("pull", "me/repo/" + INDEX, "--endpoint", hub)
+expect([f for f, r in cdn_ranges()] == [INDEX, SECOND, INDEX] and cdn_ranges()[1][1], f"gone on: {cdn_ranges()}")
+expect(folder("repo") == sorted(ALL), f"gone on: {folder('repo')}")
+# Indexes that name what they must not.
+for name, want in (("../../etc/x.safetensors", "no .safetensors file beside the index"), ("/x.safetensors", "no .safetensors file"), ("..", "no .safetensors"),
+                   ("config.json", "no .safetensors"), (7, "no .safetensors"), (None, "no weight_map")):
+    Hub.files[INDEX] = json.dumps({"weight_map": {"a": name}} if name is not None else {"a": 1}).encode()
+    r = lt("pull", "me/bad/" + INDEX, "--endpoint", hub, code=3)
+    one_sentence(r.stderr)
+    expect(want in r.stderr and folder("bad") is None, f"{name}: {r.stderr}")
+expect("404" in lt("pull", "me/bad/other.safetensors.index.json", "--endpoint", hub, code=3).stderr, "no index")
+expect("--sha256 is for one file" in lt("pull", "me/bad/" + INDEX, "--endpoint", hub, "--sha256", "0" * 64, code=2).stderr, "--sha256")
+expect("names no folder" in lt("pull", f"{hub}/{INDEX}", code=2).stderr, "no folder")
+expect("names no folder" in lt("pull", f"me/../{INDEX}", "--endpoint", hub, code=2).stderr, "no folder")
+# One file of tensors: a repository is its folder, a file is a file.
+Hub.files["model.safetensors"] = tensors([x for ts in SHARDS.values() for x in ts])
+lt("pull", "me/single", "--endpoint", hub)
+expect(folder("single") == ["config.json", "model.safetensors", "tokenizer_config.json"], f"single: {folder('single')}")
+lt("inspect", "single")
+lt("pull", "me/single/model.safetensors", "--endpoint", hub)
+expect(os.path.isfile("model.safetensors"), "one file")
+os.chdir(tmp)
+Hub.files.clear()
 
 pull("me/repo/renamed.gguf")
 whole("renamed.gguf")
