@@ -75,7 +75,7 @@ static uint64_t evict(void *user, lt_pool *pool, uint64_t need)
     return given;
 }
 
-static void case_04_large_allocation_evicts_all_weights_first(void **state)
+static void memory_04_large_allocation_evicts_all_weights_first(void **state)
 {
     (void)state;
     rig r;
@@ -100,7 +100,7 @@ static void case_04_large_allocation_evicts_all_weights_first(void **state)
     rig_close(&r);
 }
 
-static void case_07_transient_commit_failure_rolls_back_200_runs_no_drift(void **state)
+static void memory_07_transient_commit_failure_rolls_back_200_runs_no_drift(void **state)
 {
     (void)state;
     rig r;
@@ -143,7 +143,7 @@ static void case_07_transient_commit_failure_rolls_back_200_runs_no_drift(void *
     rig_close(&r);
 }
 
-static void case_22_reported_free_is_at_most_the_truth(void **state)
+static void memory_22_reported_free_is_at_most_the_truth(void **state)
 {
     (void)state;
     rig r;
@@ -181,7 +181,7 @@ static void case_22_reported_free_is_at_most_the_truth(void **state)
     rig_close(&r);
 }
 
-static void case_23_error_names_the_exhausted_resource(void **state)
+static void memory_23_error_names_the_exhausted_resource(void **state)
 {
     (void)state;
     rig r;
@@ -218,7 +218,7 @@ static void case_23_error_names_the_exhausted_resource(void **state)
     rig_close(&r);
 }
 
-static void case_25_no_sentinel_enters_byte_arithmetic(void **state)
+static void memory_25_no_sentinel_enters_byte_arithmetic(void **state)
 {
     (void)state;
     rig r;
@@ -254,11 +254,11 @@ static void case_25_no_sentinel_enters_byte_arithmetic(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(case_04_large_allocation_evicts_all_weights_first),
-        cmocka_unit_test(case_07_transient_commit_failure_rolls_back_200_runs_no_drift),
-        cmocka_unit_test(case_22_reported_free_is_at_most_the_truth),
-        cmocka_unit_test(case_23_error_names_the_exhausted_resource),
-        cmocka_unit_test(case_25_no_sentinel_enters_byte_arithmetic),
+        cmocka_unit_test(memory_04_large_allocation_evicts_all_weights_first),
+        cmocka_unit_test(memory_07_transient_commit_failure_rolls_back_200_runs_no_drift),
+        cmocka_unit_test(memory_22_reported_free_is_at_most_the_truth),
+        cmocka_unit_test(memory_23_error_names_the_exhausted_resource),
+        cmocka_unit_test(memory_25_no_sentinel_enters_byte_arithmetic),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -166,7 +166,7 @@ static void pressure_all_but_a_little_is_taken_while_a_model_decodes(void **stat
 }
 
 /* Case 1 (Comfy aimdo 117): after pressure ends, what is moved a step is what it was at first. */
-static void case_memory_1_traffic_is_back_after_pressure(void **state)
+static void memory_01_traffic_is_back_after_pressure(void **state)
 {
     (void)state;
     rig r = open_rig(24 * M, 8 * M);
@@ -188,7 +188,7 @@ static void case_memory_1_traffic_is_back_after_pressure(void **state)
 }
 
 /* Case 11 (ComfyUI 15666): the reserve is what stays free, at every sample. */
-static void case_memory_11_the_reserve_is_held(void **state)
+static void memory_11_the_reserve_is_held(void **state)
 {
     (void)state;
     rig r = open_rig(0, 16 * M);
@@ -277,7 +277,7 @@ static void a_greedy_neighbour_gets_only_what_is_given(void **state)
 }
 
 /* Case 19 (stable-diffusion.cpp 1878): a neighbour whose use goes up and down does not cost a plan each step. */
-static void case_images_19_an_unsteady_neighbour_costs_few_plans(void **state)
+static void images_19_an_unsteady_neighbour_costs_few_plans(void **state)
 {
     (void)state;
     rig r = open_rig(24 * M, 8 * M);
@@ -317,11 +317,11 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(pressure_all_but_a_little_is_taken_while_a_model_decodes),
-        cmocka_unit_test(case_memory_1_traffic_is_back_after_pressure),
-        cmocka_unit_test(case_memory_11_the_reserve_is_held),
+        cmocka_unit_test(memory_01_traffic_is_back_after_pressure),
+        cmocka_unit_test(memory_11_the_reserve_is_held),
         cmocka_unit_test(the_smallest_plan_says_what_is_missed),
         cmocka_unit_test(a_greedy_neighbour_gets_only_what_is_given),
-        cmocka_unit_test(case_images_19_an_unsteady_neighbour_costs_few_plans),
+        cmocka_unit_test(images_19_an_unsteady_neighbour_costs_few_plans),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

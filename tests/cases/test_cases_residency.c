@@ -36,7 +36,7 @@ static uint64_t h2d(rig *g)
     return s.h2d_bytes;
 }
 
-static void memory_1_h2d_returns_after_pressure(void **state)
+static void memory_01_h2d_returns_after_pressure(void **state)
 {
     (void)state;
     static lt_policy_fn *const policies[] = {lt_policy_lru, lt_policy_next_use};
@@ -73,7 +73,7 @@ static void memory_1_h2d_returns_after_pressure(void **state)
     }
 }
 
-static void memory_2_nothing_is_pinned_and_leaving(void **state)
+static void memory_02_nothing_is_pinned_and_leaving(void **state)
 {
     (void)state;
     rig g;
@@ -111,7 +111,7 @@ static void memory_2_nothing_is_pinned_and_leaving(void **state)
     rig_close(&g);
 }
 
-static void memory_4_one_large_request_evicts_all_it_needs(void **state)
+static void memory_04_one_large_request_evicts_all_it_needs(void **state)
 {
     (void)state;
     rig g;
@@ -135,7 +135,7 @@ static void memory_4_one_large_request_evicts_all_it_needs(void **state)
     rig_close(&g);
 }
 
-static void memory_5_zero_budget_refuses_with_numbers(void **state)
+static void memory_05_zero_budget_refuses_with_numbers(void **state)
 {
     (void)state;
     for (int ring = 0; ring < 2; ring++) {
@@ -434,10 +434,10 @@ static void text_14_mappings_refused_go_through_a_locked_ring(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(memory_1_h2d_returns_after_pressure),
-        cmocka_unit_test(memory_2_nothing_is_pinned_and_leaving),
-        cmocka_unit_test(memory_4_one_large_request_evicts_all_it_needs),
-        cmocka_unit_test(memory_5_zero_budget_refuses_with_numbers),
+        cmocka_unit_test(memory_01_h2d_returns_after_pressure),
+        cmocka_unit_test(memory_02_nothing_is_pinned_and_leaving),
+        cmocka_unit_test(memory_04_one_large_request_evicts_all_it_needs),
+        cmocka_unit_test(memory_05_zero_budget_refuses_with_numbers),
         cmocka_unit_test(memory_10_host_budget_follows_the_limit),
         cmocka_unit_test(memory_14_no_reuse_before_the_consumer),
         cmocka_unit_test(memory_14_poisoned_slots_are_filled_anew),

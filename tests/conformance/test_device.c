@@ -434,7 +434,7 @@ static void memory_is_limited_by_numbers(void **state)
 }
 
 /* cases, Memory 8: ComfyUI 12763. */
-static void case_memory_8_five_thousand_reservations(void **state)
+static void memory_08_five_thousand_reservations(void **state)
 {
     (void)state;
     EACH_SPEC
@@ -628,7 +628,7 @@ int main(void)
         cmocka_unit_test(host_memory_is_mapped_while_pinned),
         cmocka_unit_test(specs_name_the_bad_key),
         cmocka_unit_test(memory_is_limited_by_numbers),
-        cmocka_unit_test(case_memory_8_five_thousand_reservations),
+        cmocka_unit_test(memory_08_five_thousand_reservations),
         cmocka_unit_test(destroy_waits_for_work_in_flight),
         cmocka_unit_test(close_takes_what_was_left),
         cmocka_unit_test(a_producer_may_run_far_ahead),

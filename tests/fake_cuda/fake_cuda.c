@@ -9,6 +9,11 @@
 #include <unistd.h>
 
 #define API __attribute__((visibility("default")))
+#ifdef FAKE_CUDA_NO_VMM /* a driver from before virtual memory management */
+#define VMM __attribute__((visibility("hidden")))
+#else
+#define VMM API
+#endif
 #define BIAS 0x5100000000000000ull
 #define GRANULE ((uint64_t)2 << 20)
 
@@ -489,7 +494,7 @@ static bool prop_fine(const lt_cumemprop *p)
            !p->handle_types && !p->windows_only;
 }
 
-API lt_curesult cuMemGetAllocationGranularity(size_t *bytes, const lt_cumemprop *prop, int option)
+VMM lt_curesult cuMemGetAllocationGranularity(size_t *bytes, const lt_cumemprop *prop, int option)
 {
     ENTER(true);
     if (!prop_fine(prop) || option != LT_CU_GRANULARITY_MINIMUM)
@@ -498,7 +503,7 @@ API lt_curesult cuMemGetAllocationGranularity(size_t *bytes, const lt_cumemprop 
     return leave(LT_CU_OK);
 }
 
-API lt_curesult cuMemAddressReserve(CUdeviceptr *out, size_t bytes, size_t alignment, CUdeviceptr wanted,
+VMM lt_curesult cuMemAddressReserve(CUdeviceptr *out, size_t bytes, size_t alignment, CUdeviceptr wanted,
                                     unsigned long long flags)
 {
     ENTER(true);
@@ -512,7 +517,7 @@ API lt_curesult cuMemAddressReserve(CUdeviceptr *out, size_t bytes, size_t align
     return leave(LT_CU_OK);
 }
 
-API lt_curesult cuMemAddressFree(CUdeviceptr ptr, size_t bytes)
+VMM lt_curesult cuMemAddressFree(CUdeviceptr ptr, size_t bytes)
 {
     ENTER(true);
     span *s = find_span(RESERVED, ptr, bytes, true);
@@ -526,7 +531,7 @@ API lt_curesult cuMemAddressFree(CUdeviceptr ptr, size_t bytes)
     return leave(LT_CU_OK);
 }
 
-API lt_curesult cuMemCreate(lt_cumemhandle *out, size_t bytes, const lt_cumemprop *prop, unsigned long long flags)
+VMM lt_curesult cuMemCreate(lt_cumemhandle *out, size_t bytes, const lt_cumemprop *prop, unsigned long long flags)
 {
     ENTER(true);
     if (!bytes || bytes % GRANULE || !prop_fine(prop) || flags)
@@ -565,7 +570,7 @@ static void drop_handle(handle *h)
     free(h);
 }
 
-API lt_curesult cuMemRelease(lt_cumemhandle id)
+VMM lt_curesult cuMemRelease(lt_cumemhandle id)
 {
     ENTER(true);
     handle *h = find_handle(id);
@@ -576,7 +581,7 @@ API lt_curesult cuMemRelease(lt_cumemhandle id)
     return leave(LT_CU_OK);
 }
 
-API lt_curesult cuMemMap(CUdeviceptr ptr, size_t bytes, size_t offset, lt_cumemhandle id, unsigned long long flags)
+VMM lt_curesult cuMemMap(CUdeviceptr ptr, size_t bytes, size_t offset, lt_cumemhandle id, unsigned long long flags)
 {
     ENTER(true);
     handle *h = find_handle(id);
@@ -591,7 +596,7 @@ API lt_curesult cuMemMap(CUdeviceptr ptr, size_t bytes, size_t offset, lt_cumemh
     return leave(LT_CU_OK);
 }
 
-API lt_curesult cuMemUnmap(CUdeviceptr ptr, size_t bytes)
+VMM lt_curesult cuMemUnmap(CUdeviceptr ptr, size_t bytes)
 {
     ENTER(true);
     span *s = find_span(MAPPED, ptr, bytes, true);
@@ -606,7 +611,7 @@ API lt_curesult cuMemUnmap(CUdeviceptr ptr, size_t bytes)
     return leave(LT_CU_OK);
 }
 
-API lt_curesult cuMemSetAccess(CUdeviceptr ptr, size_t bytes, const lt_cumemaccess *desc, size_t count)
+VMM lt_curesult cuMemSetAccess(CUdeviceptr ptr, size_t bytes, const lt_cumemaccess *desc, size_t count)
 {
     ENTER(true);
     span *s = find_span(MAPPED, ptr, bytes, true);

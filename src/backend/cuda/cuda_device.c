@@ -478,8 +478,8 @@ static void cuda_probe(lt_ctx *ctx, char *out, size_t bytes)
     char version[64] = "unknown";
     if (d->nvml.library)
         (void)d->nvml.driver(version, sizeof version);
-    snprintf(out, bytes, "%s, compute capability %d.%d, driver %s (CUDA %d.%d); kernels for %s", d->name, d->props.major,
-             d->props.minor, version, d->cu.version / 1000, d->cu.version % 1000 / 10, archs);
+    snprintf(out, bytes, "%s, compute capability %d.%d, driver %s (CUDA %d.%d)%s; kernels for %s", d->name, d->props.major, d->props.minor,
+             version, d->cu.version / 1000, d->cu.version % 1000 / 10, d->vmm ? "" : ", plain memory: an arena cannot shrink", archs);
     cuda_close(dev);
 }
 
