@@ -20,7 +20,7 @@
 #include "format/gguf_write.h"
 #include "graph/block.h"
 
-enum { MAX_RULES = 32, CHUNK = 16 << 20, MAX_PARTS = 32 };
+enum { MAX_RULES = 32, CHUNK = 16 << 20, MAX_PARTS = 32, STOCK = 16 << 20, MAX_STOCKS = 16 };
 #define STEP UINT64_C(0x9e3779b97f4a7c15) /* of the random numbers */
 
 typedef struct rule { regex_t re; lt_dtype type; } rule;
@@ -31,7 +31,7 @@ typedef struct options {
     lt_dtype type;
     rule     rules[MAX_RULES];
     size_t   n_rules;
-    bool     tied, rope_factors;
+    bool     tied, rope_factors, repeat;
 } options;
 
 typedef struct row {
@@ -44,6 +44,10 @@ typedef struct row {
 } row;
 
 typedef struct rows { row *v; size_t n, cap; } rows;
+
+/* With --repeat: weights of one type and deviation, that tensors begin at different places of. */
+typedef struct stock { lt_dtype type; double std; uint8_t *p; uint64_t blocks; } stock;
+typedef struct stocks { stock v[MAX_STOCKS]; size_t n; } stocks;
 
 static const struct preset {
     const char *name;
@@ -206,13 +210,43 @@ static void fill_blocks(lt_dtype t, uint8_t *p, uint64_t blocks, double std, uin
     for (uint64_t i = 0; i < blocks; i++) scale_block(t, p + i * tr->block_bytes, std, rng);
 }
 
-static lt_status write_row(lt__gguf_writer *w, const row *r, uint64_t seed, uint8_t *buf, lt_err *err)
+static const stock *find_stock(stocks *all, const row *r, uint64_t seed)
+{
+    const lt_dtype_traits *tr = lt_dtype_get(r->type);
+    for (size_t i = 0; i < all->n; i++)
+        if (all->v[i].type == r->type && all->v[i].std == r->std) return &all->v[i];
+    if (all->n == MAX_STOCKS) die("--repeat: more than %d kinds of weights", MAX_STOCKS);
+    stock *s = &all->v[all->n++];
+    *s = (stock){.type = r->type, .std = r->std, .blocks = STOCK / tr->block_bytes};
+    s->p = malloc(s->blocks * tr->block_bytes + 8);
+    if (!s->p) die("out of memory");
+    uint64_t rng = seed_of(seed, tr->name) + all->n;
+    if (tr->kind == LT_DTYPE_KIND_QUANT) fill_blocks(r->type, s->p, s->blocks, r->std, &rng);
+    else fill_floats(r->type, s->p, s->blocks, r->std, &rng);
+    return s;
+}
+
+static lt_status write_repeated(lt__gguf_writer *w, const row *r, uint64_t blocks, stocks *all, uint64_t seed, lt_err *err)
+{
+    const lt_dtype_traits *tr = lt_dtype_get(r->type);
+    const stock *from = find_stock(all, r, seed);
+    uint64_t at = seed_of(seed, r->name) % from->blocks;
+    lt_status s = LT_OK;
+    for (uint64_t n; blocks && s == LT_OK; blocks -= n, at = 0) {
+        n = lt__min_u64(blocks, from->blocks - at);
+        s = lt__gguf_write(w, from->p + at * tr->block_bytes, n * tr->block_bytes, err);
+    }
+    return s;
+}
+
+static lt_status write_row(lt__gguf_writer *w, const row *r, uint64_t seed, stocks *repeat, uint8_t *buf, lt_err *err)
 {
     const lt_dtype_traits *tr = lt_dtype_get(r->type);
     uint64_t rng = seed_of(seed, r->name), elems = r->dim[0] * (r->ndim == 2 ? r->dim[1] : 1);
     uint64_t blocks = elems / tr->block_elems, step = CHUNK / tr->block_bytes, done = 0;
     lt_status s = LT_OK;
 
+    if (repeat && r->fill == FILL_WEIGHT) return write_repeated(w, r, blocks, repeat, seed, err);
     for (; done < blocks && s == LT_OK; done += step) {
         uint64_t n = lt__min_u64(step, blocks - done);
         if (r->fill == FILL_WEIGHT && tr->kind == LT_DTYPE_KIND_QUANT) fill_blocks(r->type, buf, n, r->std, &rng);
@@ -463,6 +497,7 @@ static const char usage[] =
     "  --attn-cap N --logit-cap N   of gemma2 (50, 30; 0: none)\n"
     "  --tied                no output.weight (gemma2, gemma3: always)\n"
     "  --rope-factors        rope_freqs, or phi3's long and short factors\n"
+    "  --repeat              weights repeat after 16 MiB: a file for measurements, as fast as the disk takes it\n"
     "  --seed N  --align N   general.alignment (32)\n"
     "  --split N             N files, FILE ending in .gguf becomes ...-00001-of-0000N.gguf\n";
 
@@ -516,7 +551,7 @@ static void set_preset(options *o, const char *name)
     die("--preset %s: tiny, 1b, 4g, 7b, 13b or 20b was expected", name);
 }
 
-enum { OPT_SIZE = 256, OPT_ARCH, OPT_PRESET, OPT_TYPE, OPT_TYPE_OF, OPT_TOKENIZER, OPT_PRE, OPT_TIED, OPT_FACTORS };
+enum { OPT_SIZE = 256, OPT_ARCH, OPT_PRESET, OPT_TYPE, OPT_TYPE_OF, OPT_TOKENIZER, OPT_PRE, OPT_TIED, OPT_FACTORS, OPT_REPEAT };
 
 static void parse(options *o, int argc, char **argv)
 {
@@ -527,6 +562,7 @@ static void parse(options *o, int argc, char **argv)
         {"attn-cap", 1, 0, OPT_SIZE}, {"logit-cap", 1, 0, OPT_SIZE},
         {"arch", 1, 0, OPT_ARCH}, {"preset", 1, 0, OPT_PRESET}, {"type", 1, 0, OPT_TYPE}, {"type-of", 1, 0, OPT_TYPE_OF},
         {"tokenizer", 1, 0, OPT_TOKENIZER}, {"pre", 1, 0, OPT_PRE}, {"tied", 0, 0, OPT_TIED}, {"rope-factors", 0, 0, OPT_FACTORS},
+        {"repeat", 0, 0, OPT_REPEAT},
         {"help", 0, 0, 'h'}, {0, 0, 0, 0}};
     int c, i;
 
@@ -547,6 +583,7 @@ static void parse(options *o, int argc, char **argv)
             case OPT_PRE: o->pre = optarg; break;
             case OPT_TIED: o->tied = true; break;
             case OPT_FACTORS: o->rope_factors = true; break;
+            case OPT_REPEAT: o->repeat = true; break;
             default: break;
             }
         }
@@ -573,7 +610,7 @@ static void check(options *o)
     if (!o->split || o->split > 99999) die("--split %" PRIu64 ": 1 to 99999 was expected", o->split);
 }
 
-static lt_status write_part(lt_ctx *ctx, const options *o, const rows *rs, uint64_t part, uint8_t *buf, lt_err *err)
+static lt_status write_part(lt_ctx *ctx, const options *o, const rows *rs, uint64_t part, stocks *all, uint8_t *buf, lt_err *err)
 {
     size_t n = strlen(o->out), first = (size_t)(rs->n * part / o->split), end = (size_t)(rs->n * (part + 1) / o->split);
     char *path = malloc(n + 32);
@@ -596,7 +633,7 @@ static lt_status write_part(lt_ctx *ctx, const options *o, const rows *rs, uint6
         lt__gguf_put_i32(w, "split.tensors.count", (int32_t)rs->n);
     }
     for (size_t i = first; i < end; i++) lt__gguf_put_tensor(w, rs->v[i].name, rs->v[i].type, rs->v[i].ndim, rs->v[i].dim);
-    for (size_t i = first; i < end && s == LT_OK; i++) s = write_row(w, &rs->v[i], o->seed, buf, err);
+    for (size_t i = first; i < end && s == LT_OK; i++) s = write_row(w, &rs->v[i], o->seed, o->repeat ? all : NULL, buf, err);
     if (s == LT_OK) return lt__gguf_writer_commit(w, err);
     lt__gguf_writer_abandon(w);
     return s;
@@ -606,6 +643,7 @@ int main(int argc, char **argv)
 {
     options o = {.arch = "llama", .type = LT_DTYPE_Q4_K, .seed = 1, .split = 1, .align = 32, .window = 512, .attn_cap = 50, .logit_cap = 30};
     rows rs = {0};
+    stocks all = {0};
     lt_ctx *ctx;
     lt_err err;
     uint8_t *buf = malloc(CHUNK + 8);
@@ -616,10 +654,11 @@ int main(int argc, char **argv)
     add_tensors(&rs, &o);
     if (!buf || lt_ctx_create(NULL, &ctx, &err) != LT_OK) die("out of memory");
     lt_status s = LT_OK;
-    for (uint64_t part = 0; part < o.split && s == LT_OK; part++) s = write_part(ctx, &o, &rs, part, buf, &err);
+    for (uint64_t part = 0; part < o.split && s == LT_OK; part++) s = write_part(ctx, &o, &rs, part, &all, buf, &err);
     if (s != LT_OK) fprintf(stderr, "mkmodel: %s\n", err.text);
     for (size_t i = 0; i < o.n_rules; i++) regfree(&o.rules[i].re);
     lt_ctx_destroy(ctx);
+    for (size_t i = 0; i < all.n; i++) free(all.v[i].p);
     free(rs.v);
     free(buf);
     return s == LT_OK ? 0 : 1;

@@ -9,7 +9,7 @@ import shutil
 import struct
 import subprocess
 
-from cli_common import expect, lowtide, lt, load, model, path, tmp
+from cli_common import expect, lowtide, lt, load, mkmodel, model, path, tmp
 
 m = model("m.gguf")
 rep, npy, trace = path("r.json"), path("l.npy"), path("t.trace")
@@ -168,4 +168,16 @@ for page in ("", *commands):
     if shutil.which("groff"):
         r = subprocess.run(["groff", "-man", "-Tutf8", "-ww", "-z"], input=text, capture_output=True, text=True)
         expect(r.returncode == 0 and not r.stderr, f"man {page}: {r.stderr}")
+# mkmodel: the types the card's bench uses, at true widths; --repeat has the same header, other weights, and works as well.
+for kind in ("Q8_0", "MXFP4", "IQ4_XS", "F16"):
+    files = [path("plain.gguf"), path("repeat.gguf")]
+    for f, more in zip(files, ([], ["--repeat"])):
+        subprocess.run([mkmodel, "--preset", "1b", "--layers", "2", "--vocab", "2000", "--type", kind, *more, "-o", f], check=True)
+    expect(os.path.getsize(files[0]) == os.path.getsize(files[1]), f"{kind}: --repeat changes the size")
+    shown = [json.loads(lt("inspect", f, "--json").stdout) for f in files]
+    expect(shown[0]["tensors"] == [{**t, "file": files[0]} for t in shown[1]["tensors"]] and shown[0]["keys"] == shown[1]["keys"], f"{kind}: the header")
+    plan = json.loads(lt("plan", files[1], "--device", "sim:vram=8G", "--vram", "48M", "--json").stdout)
+    expect(plan["streamed_bytes"] > 0 and plan["predicted_peak_bytes"] <= 48 << 20, f"{kind}: {plan}")
+    said = [json.loads(lt("run", f, "-p", "tide", "-n", 4, "--temp", 0, "--json", "-q").stdout)["tokens"] for f in files]
+    expect(len(said[1]) == 4 and said[0] != said[1], f"{kind}: {said}")
 print(f"{len(commands)} commands do what they say")
