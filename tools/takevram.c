@@ -38,6 +38,7 @@ int main(int argc, char **argv)
         return fail(err.text);
     uint64_t taken = lt__now_ns(), room = 0;
     printf("took %.0f MiB of %.0f free in %.3f s\n", (double)take / 1048576, (double)info.free_bytes / 1048576, (double)(taken - start) * 1e-9);
+    fflush(stdout); /* who waits for it reads a file */
     while (lt__now_ns() < end) {
         if (wanted && !room && lt_device_free_bytes(dev) >= wanted)
             room = lt__now_ns();
