@@ -288,7 +288,8 @@ static void memory_11_a_growing_neighbour_finds_the_reserve(void **state)
     if (lt_model_open(r.ctx, model, &r.m, &r.err) != LT_OK || lt_plan_create(r.m, r.dev, &prof, &d, &r.p, &r.err) != LT_OK ||
         lt_session_create(r.m, r.dev, r.p, &sd, &r.s, &r.err) != LT_OK)
         fail_msg("%s", r.err.text);
-    for (int k = 0; k < 400 && n < 36; k++) {
+    for (int k = 0; k < 500 && n < 36; k++) { /* the session looks every 20 ms at most: not all passes before its first look */
+        nanosleep(&(struct timespec){.tv_nsec = 2000000}, NULL);
         if (lt_device_free_bytes(r.other) >= 16 * M) {
             assert_int_equal(lt_device_reserve(r.other, STEP, &at[n], &r.err), LT_OK);
             assert_int_equal(lt_device_commit(r.other, at[n++], STEP, &r.err), LT_OK);
