@@ -71,7 +71,7 @@ def memory_20_the_second_comes_while_the_first_has_all():
 def memory_20_started_in_any_interleaving():
     """Either first, the other at once or in the middle of its opening, planning, loading, answering; and three at once."""
     for first, second in (("a", "b"), ("b", "a")):
-        for wait in (0, 0.02, 0.1, 0.3):
+        for wait in (0, 0.05, 0.3):
             n = {"a": 100, "b": 60}
             prompt = {"a": "one", "b": "two"}
             p = start(first, prompt[first], n[first])

@@ -14,12 +14,12 @@ import time
 from cli_common import expect, fail, lowtide, lt, model, path
 
 os.environ["LOWTIDE_SHARED_DIR"] = path("share")
-m = model("m.gguf", ctx=8192, layers=8, embd=512, ff=2048, heads=8, kv_heads=4, type="F16")
+m = model("m.gguf", ctx=32768, layers=8, embd=512, ff=2048, heads=8, kv_heads=4, type="F16")
 lt("run", m, "-p", "x", "-n", 1, "--device", "sim:vram=64M,h2d=1G,threads=1", "--profile", path("p.json"))
 
 
 def start(*more):
-    p = subprocess.Popen([lowtide, "run", m, "-p", "some words", "-n", "4000", "--ctx", "4100", "--temp", "0", "--profile", path("p.json"), *more],
+    p = subprocess.Popen([lowtide, "run", m, "-p", "some words", "-n", "4000", "--ctx", "4100", "--temp", "0", "--repeat-penalty", "0.5", "--profile", path("p.json"), *more],
                          stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     expect(p.stdout.read(1), "no text")
     return p
@@ -32,7 +32,7 @@ def seen():
 expect(seen() == [], "somebody is seen where nobody runs")
 expect("0 Lowtide processes" in lt("top", "--once").stdout, "nobody is not said")
 a = start("--device", "sim:vram=64M,h2d=1G,threads=1", "--vram", "40M")
-b = start("--device", "cpu:threads=1")
+b = start("--device", "cpu:threads=1", "-n", "30000", "--ctx", "30100")  # outlives all below; rewarded repetition never comes to an end token
 
 # The first character is the prompt's; on a busy machine the page may say so for a while yet.
 end = time.monotonic() + 60
