@@ -6,7 +6,7 @@
 #   bench/gpu.sh BUILD cuda speed share         some of: tests bits sanitizers speed pressure share big
 #   bench/gpu.sh BUILD sim:vram=8G quick        a dry run anywhere: small models, budgets by 128
 #
-# big makes a file of 40 GB where the others were, so it comes last. LT_TEST_SMOLLM2: a real model's GGUF, compared with the cpu too.
+# big makes a file of 40 GB where the others were, so it comes last. LT_TEST_SMOLLM2, LT_TEST_GEMMA3: real models' GGUFs, compared too.
 set -u
 [ $# -ge 1 ] || { sed -n '5,8s/^# *//p' "$0"; exit 2; }
 build=$1 dev=${2:-cuda}
@@ -72,9 +72,16 @@ small="--layers 4 --embd 512 --ff 1024 --heads 8 --kv-heads 4 --head-dim 64 --vo
 
 # --- tests -----------------------------------------------------------------------------------------------------------
 
+why_not_managed="for cards only"
+has_managed() {
+    [ -n "$card" ] || return 1
+    "$lt" doctor --device "$dev" --memory managed -q >"$work/managed.log" 2>&1 && return
+    why_not_managed=$(last "$work/managed.log")
+    return 1
+}
 conformance() { # label, test, devices
     [ -x "$build/tests/$2" ] || { row FAILED "$1" "$build has no $2"; return; }
-    LT_BUILD=$build LT_TEST_CARD=$dev LT_CONFORMANCE_DEVICES=$3 timeout 300 "$build/tests/$2" >"$work/test.log" 2>&1
+    LT_BUILD=$build LT_TEST_CARD=$3 LT_CONFORMANCE_DEVICES=$3 timeout 300 "$build/tests/$2" >"$work/test.log" 2>&1
     case $? in
     0) row passed "$1" "$(grep -E 'compared bit by bit' "$work/test.log" | tail -1)" ;;
     77) row "not here" "$1" "$(last "$work/test.log")" ;;
@@ -97,6 +104,10 @@ stage_tests() {
     else
         row "not here" "test_ops_prefill, kernels of other cards" "for cards only"
     fi
+    conformance "golden logits" test_golden_session "$dev"
+    for t in test_device test_rebudget; do
+        if has_managed; then conformance "$t, managed memory" $t "$(with "$dev" managed=1)"; else row "not here" "$t, managed memory" "$why_not_managed"; fi
+    done
 }
 
 # --- the same bits as cpu, at any budget and batch ---------------------------------------------------------------------
@@ -135,6 +146,32 @@ best = sum(max(range(len(r)), key=r.__getitem__) == max(range(len(s)), key=s.__g
 print("passed" if e < 5e-3 else "FAILED", f"normalised error against cpu {e:.2e}, below 5e-3 expected; {best} of {len(a)} best tokens the same")
 PY
 }
+locks_too_little() { grep -q 'page-locked' "$work/err"; } # sim locks within RLIMIT_MEMLOCK, which may be small
+in_place() { # an answer whose tokens copy no weight
+    local kind label how said tight dims="--layers 8 --embd 1024 --ff 2816 --heads 8 --kv-heads 4 --head-dim 128 --vocab 4000 --ctx 2048"
+    [ -n "$card" ] || dims=$small
+    for kind in Q4_K F16; do
+        label="$kind, read in place"
+        "$build/tests/mkmodel" $dims --type $kind \
+            --type-of 'ffn_down=Q6_K' --seed 7 -o "$work/m.gguf" >"$work/m.log" 2>&1
+        tight=$(least "$work/m.gguf")
+        [ -n "$card" ] || tight=$((${tight:-0} - (7 << 20))) # where nothing else is taken a model this small would fit
+        for how in stream mapped; do
+            "$lt" run "$work/m.gguf" -p "$text" -n 40 --temp 0 -c 512 -b 16 --device "$dev" --vram "${tight:-1}" --offload $how \
+                --report "$work/$how.json" -q >"$work/$how" 2>"$work/err" && continue
+            locks_too_little && row "not here" "$label" "$(last "$work/err")" || row FAILED "$label" "$(last "$work/err")"
+            continue 2
+        done
+        said=$(python3 - "$work/stream.json" "$work/mapped.json" 2>&1 <<'PY'
+import json, sys
+a, b = (json.load(open(f)) for f in sys.argv[1:])
+assert a["tokens"] == b["tokens"], "ANOTHER ANSWER"
+assert b["moved"]["mapped_bytes"] == (len(b["tokens"]) - 1) * b["plan"]["mapped_bytes"] > 0, f"not all was read in place: {b['moved']}"
+print(f"same answer; {b['plan']['mapped_bytes']} bytes a token")
+PY
+        ) && row passed "$label" "$said" || row FAILED "$label" "$(echo "$said" | tail -1)"
+    done
+}
 compare() { # label, file
     local tight said
     score "$2" cpu --device cpu
@@ -145,22 +182,26 @@ compare() { # label, file
     score "$2" batch7 --device "$dev" -b 7
     score "$2" least --device "$dev" -b 16 --vram "${tight:-1}" # without a plan it fails, and says so
     same "$1" whole batch7 least
+    if has_managed; then
+        score "$2" managed --device "$dev" --memory managed
+        same "$1, managed memory" whole managed
+    fi
     said=$(distance 2>"$work/distance.err") && row "${said%% *}" "$1, default attention" "${said#* }" || row FAILED "$1, default attention" "$(last "$work/distance.err")"
 }
 stage_bits() {
     local arch
-    for arch in llama qwen2 qwen3 gemma3 phi3; do
+    for arch in llama qwen2 qwen3 gemma2 gemma3 phi3; do
         if "$build/tests/mkmodel" --arch $arch $small --type Q4_K --type-of 'ffn_down=Q6_K' --seed 7 -o "$work/m.gguf" >"$work/m.log" 2>&1; then
             compare "$arch" "$work/m.gguf"
         else
             row FAILED "$arch" "mkmodel: $(last "$work/m.log")"
         fi
     done
-    if [ -n "${LT_TEST_SMOLLM2:-}" ]; then
-        compare "$(basename "$LT_TEST_SMOLLM2")" "$LT_TEST_SMOLLM2"
-    else
-        row "not here" "a real model" "LT_TEST_SMOLLM2 names none"
-    fi
+    in_place
+    local name
+    for name in LT_TEST_SMOLLM2 LT_TEST_GEMMA3; do
+        if [ -n "${!name:-}" ]; then compare "$(basename "${!name}")" "${!name}"; else row "not here" "a real model" "$name names none"; fi
+    done
 }
 
 stage_sanitizers() {
@@ -211,7 +252,7 @@ speed() { # label, model, budget, tokens, options...
     [ -n "$quick" ] && prompt="--prompt-tokens 64" n=$((n < 6 ? n : 6))
     shift 4
     watched "$lt" bench "$file" --device "$dev" --vram "$budget" $prompt -n "$n" -r 2 --json -q "$@" >"$work/b.json" 2>"$work/err" ||
-        { row FAILED "$label" "$(last "$work/err")"; return; }
+        { locks_too_little && row "not here" "$label" "$(last "$work/err")" || row FAILED "$label" "$(last "$work/err")"; return; }
     said=$(python3 - "$work/b.json" "$(cat "$work/most")" 2>"$work/err" <<'PY'
 import json, sys
 j, most = json.load(open(sys.argv[1])), int(sys.argv[2])
@@ -236,11 +277,18 @@ stage_speed() {
     [ -n "$quick" ] && long=256
     models_ready
     for b in 2G 4G 8G; do speed "7b F16" 7b-F16 $b 12 -c 1024; done
+    speed "7b F16, read in place" 7b-F16 4G 12 -c 1024 --offload mapped
     speed "7b F16" 7b-F16 16G 128 -c 1024
     speed "7b F16, batch 2048" 7b-F16 4G 4 -c $((long + 128)) -b $long --prompt-tokens $long
     first_token
     for b in 1536M 2G 4G; do speed "7b Q4_K" 7b-Q4_K $b 24 -c 1024; done
     speed "7b Q4_K" 7b-Q4_K 8G 128 -c 1024
+    if has_managed; then # beside the rows of the same budgets
+        speed "7b F16, managed memory" 7b-F16 8G 12 -c 1024 --memory managed
+        speed "7b Q4_K, managed memory" 7b-Q4_K 8G 128 -c 1024 --memory managed
+    else
+        row "not here" "7b, managed memory" "$why_not_managed"
+    fi
     speed "7b Q8_0" 7b-Q8_0 4G 24 -c 1024
     speed "7b Q8_0" 7b-Q8_0 10G 128 -c 1024
     speed "7b MXFP4" 7b-MXFP4 2G 24 -c 1024
