@@ -174,6 +174,49 @@ static void many_tokens_are_bit_equal(void **state)
     }
 }
 
+/* Tiles of tokens, of rows and of columns with every rest; tokens that are packed in several turns. */
+static void many_tokens_of_floats_are_bit_equal(void **state)
+{
+    (void)state;
+    static const int64_t tokens[] = {2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 16, 17, 31, 33, 64, 65, 100},
+                         rows[] = {1, 2, 3, 4, 5, 7, 16, 31, 33, 67, 130, 257},
+                         cols[] = {1, 5, 8, 15, 16, 17, 250, 256, 257, 300, 511, 520, 768, 1000, 1025, 1281, 2047, 2304};
+    for (int t = 0; t < LT_DTYPE_COUNT; t++) {
+        if (!is_weight((lt_dtype)t) || is_quant((lt_dtype)t))
+            continue;
+        for (int64_t k = 0; k < 2 * 17 * 5; k++) { /* 17 and 12 and 18: every pair of neighbours meets in the end */
+            int64_t m = tokens[k % 17], r = rows[(k * 5 + t) % 12], c = cols[(k * 7 + k / 17) % 18];
+            if (m * r * c < 3000000)
+                check_product((lt_dtype)t, r, c, m, (data_kind)(k % DATA_KINDS));
+        }
+        check_product((lt_dtype)t, 70, 576, 100, DATA_NORMAL);
+        check_product((lt_dtype)t, 33, 4100, 64, DATA_HEAVY);
+        check_product((lt_dtype)t, 9, 16390, 131, DATA_NORMAL);
+    }
+}
+
+/* Products so small that every sum is -0: a lane too many would make +0 of it. */
+static void sums_of_minus_zero_are_bit_equal(void **state)
+{
+    (void)state;
+    static const int64_t cols[] = {256, 257, 300, 511, 519, 1001};
+    for (int k = 0; k < 6 * 2; k++) {
+        product p;
+        product_init(&p, k % 2 ? LT_DTYPE_BF16 : LT_DTYPE_F32, 11, cols[k / 2], 13, DATA_NORMAL);
+        for (int64_t i = 0; i < p.tokens * p.cols; i++)
+            ((float *)p.act)[i] = 1e-30f;
+        for (int64_t i = 0; i < p.rows * p.cols; i++) {
+            const float w = -1e-30f;
+            const uint16_t h = lt__f32_to_bf16(w);
+            memcpy(p.w + i * (k % 2 ? 2 : 4), k % 2 ? (const void *)&h : (const void *)&w, k % 2 ? 2 : 4);
+        }
+        rig_check(&p.c, product_name(&p, DATA_TINY), p.y);
+        for (int64_t i = 0; i < p.tokens * p.rows; i++)
+            assert_int_equal(lt__f32_bits(p.y[i]), 0x80000000);
+        product_free(&p);
+    }
+}
+
 /* Rows around the sizes that a card gives to a block of threads, tokens around its tiles, columns that end inside a group
  * of 256 or a segment of several, rows that begin at odd addresses. */
 static void rows_about_a_block_are_bit_equal(void **state)
@@ -416,7 +459,8 @@ static void prompts_hold_their_bounds(void **state)
                 memcpy(kept, piece, sizeof kept);
                 memset(piece, 0, sizeof kept);
                 product_errors(&first, p.w, &whole, &sum_only);
-                assert_caught("the last 16 bytes of a row left out", sum_only, bound);
+                if (i % 2 == 0) /* of heavy-tailed data any eight may weigh nothing */
+                    assert_caught("the last 16 bytes of a row left out", sum_only, bound);
                 memcpy(piece, kept, sizeof kept);
             }
             product_free(&p);
@@ -465,6 +509,9 @@ static void planted_bugs_are_caught(void **state)
         {LT_DTYPE_Q8_0, "Q8_0: a weight off by one", 2, -1, 1},
         {LT_DTYPE_IQ4_XS, "IQ4_XS: high scale bits off", 2, -1, 1},
         {LT_DTYPE_MXFP4, "MXFP4: exponent off by one", 0, -1, 1},
+        {LT_DTYPE_F16, "F16: the last bit inverted", 0, -1, 1},
+        {LT_DTYPE_BF16, "BF16: the last bit inverted", 0, -1, 1},
+        {LT_DTYPE_F32, "F32: bit 8 inverted", 1, -1, 1},
     };
     for (size_t k = 0; k < sizeof bugs / sizeof *bugs; k++) {
         product p;
@@ -528,7 +575,8 @@ int main(void)
         cmocka_unit_test(a_batch_equals_each_token_alone), cmocka_unit_test(many_tokens_are_bit_equal),
         cmocka_unit_test(prompts_hold_their_bounds),       cmocka_unit_test(prompts_carry_what_is_not_finite),
         cmocka_unit_test(rows_about_a_block_are_bit_equal), cmocka_unit_test(weights_at_odd_addresses_are_bit_equal),
-        cmocka_unit_test(very_long_rows_are_bit_equal), cmocka_unit_test(weights_read_in_place_are_bit_equal),
+        cmocka_unit_test(very_long_rows_are_bit_equal),    cmocka_unit_test(many_tokens_of_floats_are_bit_equal),
+        cmocka_unit_test(sums_of_minus_zero_are_bit_equal), cmocka_unit_test(weights_read_in_place_are_bit_equal),
     };
     return cmocka_run_group_tests(tests, rig_setup, rig_teardown);
 }
