@@ -1,9 +1,10 @@
 /* bench_ops.c - each product by format and shape against what memory and the cores allow.
  *
- *     bench_ops [isa=ref|avx2|avx512] [threads=N] [only=NAME]
+ *     bench_ops [isa=ref|avx2|avx512] [threads=N] [only=NAME] [tokens=N]
  *
  * One token: GB/s of weights, from buffers larger than the last cache, over the measured read
- * bandwidth of the same threads. 512 tokens: 1e9 products of elements a second. */
+ * bandwidth of the same threads. 512 tokens, or N: 1e9 products of elements a second. Up to 8
+ * tokens the weights come from memory too. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,6 +14,7 @@
 
 #define POOL_BYTES ((size_t)192 << 20) /* weights are taken from here in turn, so that no cache holds them */
 #define PREFILL 512
+#define COLS_MOST 11008
 
 typedef struct shape { lt_dtype t; int64_t rows, cols; const char *where; } shape;
 static const shape shapes[] = {
@@ -27,6 +29,9 @@ static const shape shapes[] = {
     {LT_DTYPE_Q3_K, 2048, 2048, ""}, {LT_DTYPE_Q4_K, 2048, 2048, ""}, {LT_DTYPE_Q5_K, 2048, 2048, ""},
     {LT_DTYPE_Q6_K, 2048, 2048, ""}, {LT_DTYPE_IQ4_NL, 2048, 2048, ""}, {LT_DTYPE_IQ4_XS, 2048, 2048, ""},
     {LT_DTYPE_MXFP4, 2048, 2048, ""},
+    {LT_DTYPE_F16, 2048, 2048, ""}, {LT_DTYPE_BF16, 2048, 2048, ""}, {LT_DTYPE_F32, 2048, 2048, ""},
+    {LT_DTYPE_F16, 1536, 576, "smollm2 up"}, {LT_DTYPE_F16, 576, 1536, "smollm2 down"}, {LT_DTYPE_F16, 4096, 4096, "7b attn"},
+    {LT_DTYPE_F16, 2048, 11008, "7b down"},
 };
 
 typedef struct bench {
@@ -34,6 +39,7 @@ typedef struct bench {
     lt_team *team;
     uint8_t *pool, *act, *dst;
     double read_rate; /* bytes a second */
+    int64_t tokens;
 } bench;
 
 static void *need(void *p)
@@ -92,7 +98,7 @@ static double time_linear(bench *b, const shape *s, int64_t tokens, uint64_t bud
     size_t bytes = row->scratch ? row->scratch(&a, lt__team_threads(b->team)) : 0;
     void *scratch = bytes ? need(aligned_alloc(64, (bytes + 63) & ~(size_t)63)) : NULL;
     uint64_t weight = (uint64_t)s->rows * (uint64_t)a.src[1].stride[0];
-    uint64_t fit = POOL_BYTES / weight, at_most = tokens == 1 ? fit : 1;
+    uint64_t fit = POOL_BYTES / weight, at_most = tokens <= 8 ? fit : 1;
     double best = 1e30;
     for (uint64_t start = lt__now_ns(), n = 0; n < 3 || lt__now_ns() - start < budget_ns; n++) {
         uint64_t t = lt__now_ns();
@@ -119,21 +125,23 @@ static void bench_shape(bench *b, const shape *s)
     printf("%-7s %7lld x %-5lld %-13s %9.2f us %6.2f GB/s %4.0f%%", lt_dtype_get(s->t)->name, (long long)s->rows,
            (long long)s->cols, s->where, one * 1e-3, cell, 100 * cell * 1e9 / b->read_rate);
     if (s->rows <= 4096) {
-        double many = time_linear(b, s, PREFILL, 200000000);
-        printf(" %9.2f ms %7.1f GMAC/s", many * 1e-6, products * PREFILL / many);
+        double many = time_linear(b, s, b->tokens, 200000000);
+        printf(" %9.2f ms %7.1f GMAC/s", many * 1e-6, products * (double)b->tokens / many);
     }
     printf("\n");
 }
 
 int main(int argc, char **argv)
 {
-    bench b = {.isa = lt__cpu_isa_best()};
+    bench b = {.isa = lt__cpu_isa_best(), .tokens = PREFILL};
     uint32_t only_threads = 0;
     const char *only = NULL;
     for (int i = 1; i < argc; i++) {
         if (!strncmp(argv[i], "isa=", 4) && lt__cpu_isa_from_name(argv[i] + 4, &b.isa) && lt__cpu_isa_supported(b.isa))
             continue;
         if (!strncmp(argv[i], "threads=", 8) && (only_threads = (uint32_t)atoi(argv[i] + 8)) > 0)
+            continue;
+        if (!strncmp(argv[i], "tokens=", 7) && (b.tokens = atoi(argv[i] + 7)) > 0 && b.tokens <= PREFILL)
             continue;
         if (!strncmp(argv[i], "only=", 5)) {
             only = argv[i] + 5;
@@ -143,12 +151,12 @@ int main(int argc, char **argv)
         return 2;
     }
     b.pool = need(aligned_alloc(4096, POOL_BYTES));
-    b.act = need(aligned_alloc(64, PREFILL * 2048 * 4));
+    b.act = need(aligned_alloc(64, (size_t)PREFILL * COLS_MOST * 4));
     b.dst = need(aligned_alloc(64, (size_t)PREFILL * 4096 * 4));
     /* Any bits are weights; small positive halves keep the sums finite, so no path is slower than usual. */
     for (size_t i = 0; i < POOL_BYTES; i++)
         b.pool[i] = (uint8_t)((i * 2654435761u >> 13) & 0x2f);
-    memset(b.act, 0x11, PREFILL * 2048 * 4);
+    memset(b.act, 0x3c, (size_t)PREFILL * COLS_MOST * 4);
     lt_ctx *ctx;
     lt_err err;
     if (lt_ctx_create(NULL, &ctx, &err) != LT_OK)

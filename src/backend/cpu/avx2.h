@@ -74,6 +74,19 @@ LT_ALWAYS __m256 lt__lanes_tree8(const __m256 *a)
     return _mm256_permute_ps(sum, 0xd8);
 }
 
+/* The same of four, in the lower four lanes. */
+LT_ALWAYS __m256 lt__lanes_tree4(const __m256 *a)
+{
+    __m256 b[2];
+    LT_UNROLL
+    for (int i = 0; i < 2; i++) /* lanes: four halves of a[i], then four of a[i + 2] */
+        b[i] = _mm256_add_ps(_mm256_permute2f128_ps(a[i], a[i + 2], 0x20), _mm256_permute2f128_ps(a[i], a[i + 2], 0x31));
+    __m256d x = _mm256_castps_pd(b[0]), y = _mm256_castps_pd(b[1]);
+    __m256 c = _mm256_add_ps(_mm256_castpd_ps(_mm256_unpacklo_pd(x, y)), _mm256_castpd_ps(_mm256_unpackhi_pd(x, y)));
+    c = _mm256_add_ps(c, _mm256_movehdup_ps(c)); /* rows 0 . 1 . | 2 . 3 . */
+    return _mm256_permutevar8x32_ps(c, _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7));
+}
+
 /* Lane r of the result is the sum of the eight dwords of v[r]. */
 LT_ALWAYS __m256i lt__sum8_half(__m256i v0, __m256i v1, __m256i v2, __m256i v3)
 {

@@ -1,4 +1,4 @@
-/* linear.h - products of quantised rows: one token, and many by whichever instruction set. */
+/* linear.h - products: one token, and many by whichever instruction set. */
 #ifndef LT_CPU_LINEAR_H
 #define LT_CPU_LINEAR_H
 
@@ -28,5 +28,9 @@ void lt__matvec_avx2(lt_dtype t, const uint8_t *w, size_t row_bytes, uint64_t ro
 /* LINEAR with a quantised weight; one token goes to matvec whatever the isa: it waits for memory. */
 void lt__linear_quant(const lt__gemm_isa *isa, const lt_op_args *args, lt_team *team, void *scratch);
 size_t lt__linear_quant_scratch(const lt__gemm_isa *isa, const lt_op_args *args, uint32_t threads);
+
+/* LINEAR with an f32, f16 or bf16 weight, many tokens. */
+lt_cpu_fn lt__linear_float_avx512;
+size_t lt__linear_float_scratch_avx512(const lt_op_args *args, uint32_t threads);
 
 #endif
