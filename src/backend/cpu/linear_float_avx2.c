@@ -28,8 +28,6 @@ LT_ALWAYS void v_store_sums(float *out, const vflt *a, uint64_t n) { lt__store_l
 
 #include "backend/cpu/gemm_float.h"
 
-#define MATVEC_BYTES ((size_t)32 << 10) /* of weights taken at a time by a thread */
-
 /* The last n of a row, n in 1..7, zeros behind. */
 LT_ALWAYS __m256 widen_tail(lt_dtype t, const uint8_t *p, uint64_t n)
 {
@@ -68,29 +66,7 @@ LT_ALWAYS float dot(lt_dtype t, const uint8_t *w, const float *x, uint64_t cols)
     return lt__regs_tree256(acc);
 }
 
-typedef struct one_job {
-    const lt_op_args *args;
-    lt_team *team;
-    uint64_t step;
-} one_job;
-
-static void one_token_rank(void *arg, uint32_t rank, uint32_t ranks)
-{
-    const one_job *j = arg;
-    const lt_view *w = &j->args->src[1];
-    const uint64_t rows = (uint64_t)w->dim[0], cols = (uint64_t)w->dim[1];
-    const float *x = lt_cpu_ptr(j->args->src[0].addr);
-    float *out = lt_cpu_ptr(j->args->dst.addr);
-    (void)rank, (void)ranks;
-    for (uint64_t r; (r = lt__team_next(j->team, j->step)) < rows;) {
-        const uint64_t end = rows - r < j->step ? rows : r + j->step;
-        const uint8_t *p = (const uint8_t *)lt_cpu_ptr(w->addr) + r * (uint64_t)w->stride[0];
-        for (; r < end; r++, p += w->stride[0])
-            out[r] = w->dtype == LT_DTYPE_F16    ? dot(LT_DTYPE_F16, p, x, cols)
-                     : w->dtype == LT_DTYPE_BF16 ? dot(LT_DTYPE_BF16, p, x, cols)
-                                                 : dot(LT_DTYPE_F32, p, x, cols);
-    }
-}
+#include "backend/cpu/matvec_float.h"
 
 lt_status lt__linear_float_avx2(const lt_op_args *args, lt_team *team, void *scratch, size_t scratch_bytes,
                                 lt_err *err)
@@ -100,8 +76,7 @@ lt_status lt__linear_float_avx2(const lt_op_args *args, lt_team *team, void *scr
         gf_run(args, team, scratch);
         return LT_OK;
     }
-    one_job j = {.args = args, .team = team, .step = MATVEC_BYTES / (uint64_t)args->src[1].stride[0] + 1};
-    lt__team_run(team, one_token_rank, &j);
+    mf_run(args, team);
     return LT_OK;
 }
 

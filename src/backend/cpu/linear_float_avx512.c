@@ -1,4 +1,5 @@
-/* LINEAR over f32, f16 and bf16 weights, many tokens: four rows by five tokens a tile of 512-bit sums. */
+/* LINEAR over f32, f16 and bf16 weights: four rows by five tokens a tile of 512-bit sums; one token, whose 256 sums are
+ * sixteen registers. */
 #include "backend/cpu/avx2.h"
 #include "backend/cpu/linear.h"
 
@@ -31,14 +32,58 @@ LT_ALWAYS void v_store_sums(float *out, const vflt *a, uint64_t n)
 
 #include "backend/cpu/gemm_float.h"
 
+/* The last n of sixteen, n in 1..15: lanes beyond keep what they had, an fma with zero would turn -0 into +0. */
+LT_ALWAYS vflt fma_tail(lt_dtype t, const uint8_t *w, const float *x, vflt a, uint64_t n)
+{
+    const __mmask16 m = (__mmask16)((1u << n) - 1);
+    uint8_t b[64] = {0};
+    memcpy(b, w, n * (t == LT_DTYPE_F32 ? 4 : 2));
+    return _mm512_mask3_fmadd_ps(v_widen(t, b), _mm512_maskz_loadu_ps(m, x), a, m);
+}
+
+LT_ALWAYS float dot(lt_dtype t, const uint8_t *w, const float *x, uint64_t cols)
+{
+    const size_t bytes = t == LT_DTYPE_F32 ? 4 : 2;
+    vflt acc[16];
+    LT_UNROLL
+    for (int k = 0; k < 16; k++)
+        acc[k] = v_zero_f32();
+    uint64_t i = 0;
+    for (; i + 256 <= cols; i += 256) {
+        LT_UNROLL
+        for (uint64_t k = 0; k < 16; k++)
+            acc[k] = v_fma(v_widen(t, w + (i + 16 * k) * bytes), v_load_f32(x + i + 16 * k), acc[k]);
+    }
+    LT_UNROLL
+    for (uint64_t k = 0; k < 16; k++) {
+        const uint64_t c = i + 16 * k;
+        if (c + 16 <= cols)
+            acc[k] = v_fma(v_widen(t, w + c * bytes), v_load_f32(x + c), acc[k]);
+        else if (c < cols)
+            acc[k] = fma_tail(t, w + c * bytes, x + c, acc[k], cols - c);
+    }
+    __m256 b[32];
+    LT_UNROLL
+    for (int k = 0; k < 16; k++) {
+        b[2 * k] = _mm512_castps512_ps256(acc[k]);
+        b[2 * k + 1] = _mm512_extractf32x8_ps(acc[k], 1);
+    }
+    return lt__regs_tree256(b);
+}
+
+#include "backend/cpu/matvec_float.h"
+
 lt_status lt__linear_float_avx512(const lt_op_args *args, lt_team *team, void *scratch, size_t scratch_bytes, lt_err *err)
 {
     (void)scratch_bytes, (void)err;
-    gf_run(args, team, scratch);
+    if (args->src[0].dim[0] > 1)
+        gf_run(args, team, scratch);
+    else
+        mf_run(args, team);
     return LT_OK;
 }
 
 size_t lt__linear_float_scratch_avx512(const lt_op_args *args, uint32_t threads)
 {
-    return gf_scratch(args, threads);
+    return args->src[0].dim[0] > 1 ? gf_scratch(args, threads) : 0;
 }

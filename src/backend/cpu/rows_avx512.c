@@ -1,12 +1,10 @@
 /* rows_avx512.c - where 512 bits pay; for the rest the AVX2 rows are found next. */
 #include "backend/cpu/linear.h"
 
-/* One token waits for memory, which AVX2 keeps busy. */
-static bool is_of_many(const lt_op_args *args) { return args->src[0].dim[0] > 1; }
-static bool is_quant_of_many(const lt_op_args *args)
-{
-    return lt_dtype_get(args->src[1].dtype)->kind == LT_DTYPE_KIND_QUANT && is_of_many(args);
-}
+static bool is_quant(const lt_op_args *args) { return lt_dtype_get(args->src[1].dtype)->kind == LT_DTYPE_KIND_QUANT; }
+static bool is_float(const lt_op_args *args) { return !is_quant(args); }
+/* One token of a quantised weight waits for memory, which AVX2 keeps busy. */
+static bool is_quant_of_many(const lt_op_args *args) { return is_quant(args) && args->src[0].dim[0] > 1; }
 
 static lt_status linear_quant(const lt_op_args *args, lt_team *team, void *scratch, size_t scratch_bytes, lt_err *err)
 {
@@ -21,6 +19,6 @@ static size_t linear_quant_scratch(const lt_op_args *args, uint32_t threads)
 
 const lt_cpu_row lt__cpu_rows_avx512[] = {
     {LT_OP_LINEAR, is_quant_of_many, linear_quant, linear_quant_scratch},
-    {LT_OP_LINEAR, is_of_many, lt__linear_float_avx512, lt__linear_float_scratch_avx512},
+    {LT_OP_LINEAR, is_float, lt__linear_float_avx512, lt__linear_float_scratch_avx512},
 };
 const size_t lt__cpu_rows_avx512_n = sizeof lt__cpu_rows_avx512 / sizeof lt__cpu_rows_avx512[0];
