@@ -184,12 +184,13 @@ static void text_17_more_than_is_free_is_refused_with_numbers(void **state)
     fake->reset();
     open_cuda(&r, "cuda:kernels=0," LT_CUDA_FAKE);
     assert_int_equal(lt_device_open(r.ctx, "cuda:kernels=0," LT_CUDA_FAKE, &r.other, &r.err), LT_OK);
-    take(&r, 1000 * M - FAKE_CUDA_CONTEXT_BYTES);
+    take(&r, 1020 * M - FAKE_CUDA_CONTEXT_BYTES);
     uint64_t free_bytes = truth(fake);
-    /* Planned for what the card has in all, loaded on what is left of it. */
+    /* Planned for what the card has in all, loaded on what is left of it, where not even the smallest plan fits. */
     assert_int_equal(plan_for(&r, FAKE_CUDA_MEMORY), LT_OK);
-    uint64_t arena = lt_plan_get_info(r.p)->predicted_peak_bytes - lt_plan_get_info(r.p)->fixed_bytes;
-    assert_true(arena > free_bytes);
+    const lt_plan_info *i = lt_plan_get_info(r.p);
+    uint64_t arena = i->predicted_peak_bytes - i->fixed_bytes;
+    assert_true(arena > free_bytes && i->smallest_budget_bytes - i->fixed_bytes > free_bytes);
     assert_int_equal(lt_session_create(r.m, r.dev, r.p, NULL, &r.s, &r.err), LT_E_DEVICE_OOM);
     lt__format_bytes(arena, want, sizeof want);
     snprintf(free_text, sizeof free_text, "%lu free", free_bytes); /* of the first piece: nothing is left behind */

@@ -13,7 +13,7 @@ m = model("m.gguf", layers=6, embd=512, ff=1024, heads=8, kv_heads=4, type="F16"
 os.environ["LOWTIDE_SHARED_DIR"] = path("share")
 card = path("card")
 CARD = 40 << 20
-DEV = f"sim:vram=40M,h2d=2G,latency=5us,poison=off,threads=1,card={card}"
+DEV = f"sim:vram=40M,h2d=2G,latency=1ms,poison=off,threads=1,card={card}" # a token takes 2 ms and more on any machine
 prof = path("prof.json")
 
 
@@ -151,16 +151,19 @@ DEV = full
 
 # A damaged ledger is begun anew by the next that opens it; who was in it is again within a second.
 ledger, = [os.path.join(path("share"), f) for f in os.listdir(path("share")) if f.endswith(".ledger")]
-a = start("a", "one", 500)
+a = start("a", "one", 2900, "--ctx", "3000") # it streams then, and lasts on any machine
 wait_for_text(a)
 with open(ledger, "r+b") as f:
     f.write(os.urandom(os.path.getsize(ledger)))
 start("b", "two", 10).communicate()
 time.sleep(1.3)
+expect(a.poll() is None, "the first ended too early for this test")
 _, text = end(start("b", "two", 60))
-end(a)
+a.send_signal(signal.SIGINT)
+end(a, code=130)
 expect("another Lowtide process is on this card" in text, f"the other was not seen after the damage: {text}")
-expect(tokens("a") == tokens("a0"), "a damaged ledger changed an answer")
+n = min(500, len(tokens("a")))
+expect(n > 60 and tokens("a")[:n] == tokens("a0")[:n], "a damaged ledger changed an answer")
 expect(tokens("b") == tokens("b0"), "a damaged ledger changed an answer")
 
 # No place for a ledger: one warning, and no sharing.
