@@ -13,7 +13,7 @@ m = model("m.gguf", layers=6, embd=512, ff=1024, heads=8, kv_heads=4, type="F16"
 os.environ["LOWTIDE_SHARED_DIR"] = path("share")
 card = path("card")
 CARD = 40 << 20
-DEV = f"sim:vram=40M,h2d=2G,latency=1ms,poison=off,threads=1,card={card}" # a token takes 2 ms and more on any machine
+DEV = f"sim:vram=40M,h2d=2G,latency=100us,poison=off,threads=1,card={card}"
 prof = path("prof.json")
 
 
@@ -163,7 +163,7 @@ a.send_signal(signal.SIGINT)
 end(a, code=130)
 expect("another Lowtide process is on this card" in text, f"the other was not seen after the damage: {text}")
 n = min(500, len(tokens("a")))
-expect(n > 60 and tokens("a")[:n] == tokens("a0")[:n], "a damaged ledger changed an answer")
+expect(n > 20 and tokens("a")[:n] == tokens("a0")[:n], "a damaged ledger changed an answer")
 expect(tokens("b") == tokens("b0"), "a damaged ledger changed an answer")
 
 # No place for a ledger: one warning, and no sharing.
