@@ -151,7 +151,7 @@ static lt_status check_norm(const check *c)
     TRY(want(c, 1, LT_DTYPE_F32, 1, x->dim[x->ndim - 1], 0, 0));
     TRY(want_dtype(c, DST, LT_DTYPE_F32));
     TRY(want_shape(c, DST, x));
-    if (!(eps >= 0 && eps < 1))
+    if (!(eps >= 0 && eps <= 1))
         return lt__fail(c->err, LT_E_INVALID, "%s: eps is %g, expected 0 to 1", c->label, (double)eps);
     return LT_OK;
 }

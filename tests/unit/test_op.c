@@ -88,6 +88,9 @@ static void a_good_launch_of_each_op_passes(void **state)
     a = good(LT_OP_LINEAR);
     a.dst.stride[0] = 4096; /* a column window */
     assert_int_equal(lt_op_check(&a, NULL), LT_OK);
+    a = good(LT_OP_RMS_NORM);
+    a.params.RMS_NORM.eps = 1; /* the most that a file may say */
+    assert_int_equal(lt_op_check(&a, NULL), LT_OK);
     assert_null(lt_op_get(LT_OP_COUNT));
 }
 
