@@ -30,13 +30,16 @@ typedef struct pull {
 
 #define SPLIT_TAIL 20 /* -00001-of-00002.gguf */
 
-/* The "-00001-of-00002.gguf" at the end of a name; NULL: it is not one of several. */
+/* The "-00001-of-00002.gguf" at the end of a name; NULL: it is not one of several. Digits alone: %u would take a sign. */
 static char *split_tail(char *name, unsigned *no, unsigned *count)
 {
     size_t n = strlen(name);
     int used = 0;
-    if (n < SPLIT_TAIL || sscanf(name + n - SPLIT_TAIL, "-%5u-of-%5u.gguf%n", no, count, &used) != 2 || used != SPLIT_TAIL)
+    char a[6], b[6];
+    if (n < SPLIT_TAIL || sscanf(name + n - SPLIT_TAIL, "-%5[0-9]-of-%5[0-9].gguf%n", a, b, &used) != 2 || used != SPLIT_TAIL)
         return NULL;
+    *no = (unsigned)strtoul(a, NULL, 10);
+    *count = (unsigned)strtoul(b, NULL, 10);
     return *no >= 1 && *no <= *count ? name + n - SPLIT_TAIL : NULL;
 }
 
@@ -46,10 +49,20 @@ static bool ends_with(const char *s, const char *tail)
     return n >= m && strcasecmp(s + n - m, tail) == 0;
 }
 
-/* One path component of its own folder. */
+/* One path component of its own folder, that a terminal shows as it is. */
 static bool is_plain(const char *name)
 {
-    return *name && !strchr(name, '/') && strcmp(name, ".") != 0 && strcmp(name, "..") != 0;
+    for (const char *c = name; *c; c++)
+        if (*c == '/' || iscntrl((unsigned char)*c))
+            return false;
+    return *name && strcmp(name, ".") != 0 && strcmp(name, "..") != 0;
+}
+
+/* "scheme://" at its beginning, not in a query. */
+static bool is_url(const char *s)
+{
+    const char *host = strstr(s, "://");
+    return host && host > s && !memchr(s, '/', (size_t)(host - s)) && !memchr(s, '?', (size_t)(host - s)) && !memchr(s, '#', (size_t)(host - s));
 }
 
 /* A file's name may hold any character; an address may not. `to` has room for three bytes each. */
@@ -228,6 +241,8 @@ static lt_status choose_file(pull *p, const char *hub, const char *repo, char *f
             continue;
         if (strlen(name) >= bytes || strlen(name) >= sizeof kept)
             return json_decref(j), fetch_fail(&p->f, LT_E_FORMAT, "%s: a file's name of %zu characters is too long", repo, strlen(name));
+        if (!is_plain(strrchr(name, '/') ? strrchr(name, '/') + 1 : name))
+            return json_decref(j), fetch_fail(&p->f, LT_E_FORMAT, "%s: file %zu of its list has control characters in its name", repo, i + 1);
         snprintf(kept, sizeof kept, "%s", name);
         if (split_tail(kept, &no, &count) && no != 1)
             continue; /* comes with the first */
@@ -253,7 +268,7 @@ static lt_status find_files(pull *p)
     const char *arg = o->arg, *hub = o->v[OPT_endpoint].set ? o->v[OPT_endpoint].s : HUB, *repo_name = NULL;
     char repo[512], file[512];
     bool whole_repository = false;
-    if (strstr(arg, "://")) {
+    if (is_url(arg)) {
         if (snprintf(p->url, sizeof p->url, "%s", arg) >= (int)sizeof p->url)
             return fetch_fail(&p->f, LT_E_INVALID, "the URL is too long");
         int end = (int)strcspn(arg, "?#");
@@ -323,8 +338,8 @@ static lt_status look_at_all(pull *p)
             return fetch_fail(&p->f, s, "%s: no such file there (404); nothing was pulled", f->url);
         if (s != LT_OK)
             return s;
-        known = known && (f->there || f->size >= 0);
-        p->f.total += f->there ? 0 : f->size;
+        known = known && (f->there || (f->size >= 0 && f->size <= INT64_MAX - p->f.total));
+        p->f.total += f->there || !known ? 0 : f->size;
         i++;
     }
     if (!known)

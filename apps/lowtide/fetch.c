@@ -58,7 +58,7 @@ static size_t on_header(char *line, size_t one, size_t n, void *user)
     } else if (strcasecmp(text, "etag") == 0 && !f->file->etag[0]) {
         snprintf(f->file->etag, sizeof f->file->etag, "%s", value);
     } else if (strcasecmp(text, "x-linked-size") == 0) {
-        f->file->size = strtoll(value, NULL, 10);
+        f->file->size = *value >= '0' && *value <= '9' ? strtoll(value, NULL, 10) : -1;
     }
     return n * one;
 }
@@ -72,6 +72,11 @@ static size_t drop_body(char *data, size_t one, size_t n, void *user)
 static size_t write_body(char *data, size_t one, size_t n, void *user)
 {
     fetch *f = user;
+    f->taken += (curl_off_t)(one * n);
+    if (f->file->size >= 0 && f->taken > f->file->size) { /* or a server fills the disk */
+        f->too_long = true;
+        return 0;
+    }
     if (fwrite(data, one, n, f->stream) != n) {
         f->write_failed = true;
         return 0;
@@ -102,6 +107,8 @@ static lt_status perform(fetch *f, const char *what)
     curl_easy_getinfo(f->curl, CURLINFO_RESPONSE_CODE, &f->code);
     if (c == CURLE_ABORTED_BY_CALLBACK)
         return fetch_fail(f, LT_E_CANCELED, "%s: stopped; pull it again to go on", what);
+    if (f->too_long)
+        return fetch_fail(f, LT_E_IO, "%s: more arrives than the %lld bytes the server spoke of", what, (long long)f->file->size);
     if (f->write_failed)
         return fetch_fail(f, LT_E_IO, "%s: write failed: %s", f->part, strerror(errno));
     if (c != CURLE_OK)
@@ -218,6 +225,10 @@ static lt_status open_part(fetch *f)
         return fetch_fail(f, LT_E_BUSY, "%s: another pull is at work on it", f->part);
     if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode))
         return fetch_fail(f, LT_E_IO, "%s is not a regular file", f->part);
+    /* Between opening and locking it another pull may have finished it: then this is the whole file. */
+    struct stat now;
+    if (stat(f->part, &now) != 0 || now.st_dev != st.st_dev || now.st_ino != st.st_ino)
+        return fetch_fail(f, LT_E_BUSY, "%s: another pull has just finished it", f->part);
     f->have = st.st_size;
     /* Without a tag nobody knows what the part is a part of. */
     if ((!f->file->etag[0] || (f->file->size >= 0 && f->have > f->file->size)) && f->have) {
@@ -237,6 +248,7 @@ static lt_status attempt(fetch *f)
     curl_easy_setopt(f->curl, CURLOPT_NOPROGRESS, 0L);
     curl_easy_setopt(f->curl, CURLOPT_XFERINFOFUNCTION, on_progress);
     curl_easy_setopt(f->curl, CURLOPT_XFERINFODATA, f);
+    f->taken = f->have;
     if (f->have)
         curl_easy_setopt(f->curl, CURLOPT_RESUME_FROM_LARGE, f->have);
     lt_status s = perform(f, f->file->url);
@@ -251,7 +263,7 @@ static bool is_transient(const fetch *f)
     switch (f->result) {
     case CURLE_PARTIAL_FILE: case CURLE_RECV_ERROR: case CURLE_SEND_ERROR: case CURLE_GOT_NOTHING: case CURLE_OPERATION_TIMEDOUT:
     case CURLE_COULDNT_CONNECT: case CURLE_HTTP2: case CURLE_HTTP2_STREAM: case CURLE_SSL_CONNECT_ERROR:
-        return !f->write_failed;
+        return !f->write_failed && !f->too_long;
     case CURLE_HTTP_RETURNED_ERROR: return f->code == 429 || f->code >= 500;
     default: return false;
     }
@@ -269,8 +281,8 @@ static lt_status download(fetch *f)
 {
     lt_status s = open_part(f);
     bool whole = s == LT_OK && f->file->size > 0 && f->have == f->file->size; /* the hash decides */
+    curl_off_t most = f->have; /* what is begun anew and ends where it ended before brings nothing */
     for (int left = TRIES; s == LT_OK && !whole;) {
-        curl_off_t before = f->have;
         struct stat st;
         s = attempt(f);
         bool no_range = f->have && (f->result == CURLE_RANGE_ERROR || (s == LT_OK && f->code != 206));
@@ -283,7 +295,8 @@ static lt_status download(fetch *f)
             s = LT_OK;
             continue;
         }
-        left = f->have > before ? TRIES : left - 1;
+        left = f->have > most ? TRIES : left - 1;
+        most = f->have > most ? f->have : most;
         if (s == LT_OK || !is_transient(f) || !left)
             break;
         app_progress_end();
@@ -291,6 +304,8 @@ static lt_status download(fetch *f)
         wait_a_while(5u << (TRIES - left));
         s = app_interrupted() ? fetch_fail(f, LT_E_CANCELED, "%s: stopped; pull it again to go on", f->file->url) : LT_OK;
     }
+    if (f->too_long && ftruncate(fileno(f->stream), 0) != 0)
+        unlink(f->part); /* it is no part of what the server spoke of */
     if (s == LT_OK && fsync(fileno(f->stream)) != 0)
         s = fetch_fail(f, LT_E_IO, "%s: write failed: %s", f->part, strerror(errno));
     return s;

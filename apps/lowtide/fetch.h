@@ -30,7 +30,8 @@ typedef struct fetch {
     FILE       *stream;
     long        code;
     CURLcode    result;
-    bool        write_failed;
+    curl_off_t  taken;      /* bytes of the file, with those of the answer at work */
+    bool        write_failed, too_long;
 } fetch;
 
 lt_status fetch_open(fetch *f, app *a);

@@ -44,7 +44,7 @@ class Hub(http.server.BaseHTTPRequestHandler):
         Hub.seen.append((self.command, self.path, self.headers.get("Range"), self.headers.get("Authorization")))
         name = self.path.rsplit("/", 1)[1].split("?")[0]
         if self.path.startswith("/api/models/"):
-            files = {"one": ["model.gguf", "README.md"], "many": ["a.gguf", "b.gguf"], "none": ["x.bin"], "tensors": list(Hub.files), "single": ["model.safetensors", "config.json"],
+            files = {"one": ["model.gguf", "README.md"], "many": ["a.gguf", "b.gguf"], "none": ["x.bin"], "signs": ["s-00001-of--0001.gguf"], "bell": ["s\7.gguf"], "tensors": list(Hub.files), "single": ["model.safetensors", "config.json"],
                      "set": ["q/s-00001-of-00003.gguf", "q/s-00002-of-00003.gguf", "q/s-00003-of-00003.gguf"]}.get(name)
             if files is None:
                 return self.reply(404)
@@ -57,6 +57,27 @@ class Hub(http.server.BaseHTTPRequestHandler):
             return self.reply(500)
         if name.startswith("loop"):
             return self.reply(302, [("Location", self.path)])
+        if name.startswith("flood"):  # without end, after a HEAD that speaks of 100 bytes
+            self.send_response(200)
+            self.send_header("ETag", '"f"')
+            self.send_header("Content-Length", "100") if self.command == "HEAD" else self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            for _ in range(3000 if self.command == "GET" else 0):
+                self.wfile.write(b"10000\r\n" + bytes(65536) + b"\r\n")
+            return
+        if name.startswith("half"):  # never more than the first half, whatever range is asked for
+            self.send_response(200)
+            self.send_header("ETag", '"h"')
+            self.send_header("Content-Length", "1000")
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(bytes(500))
+                self.wfile.flush()
+                self.connection.shutdown(socket.SHUT_RDWR)
+            self.close_connection = True
+            return
+        if name.startswith("giant"):
+            return self.reply(200, [("X-Linked-ETag", '"' + "a" * 64 + '"'), ("X-Linked-Size", "9223372036854775807")], b"small")
         if name.startswith("plain"):
             return self.reply(200, [("ETag", '"tag1"')], DATA)
         if self.path.startswith("/cdn/"):
@@ -166,6 +187,12 @@ r = lt("pull", "me/set", "--endpoint", hub, "-o", "x.gguf", code=2)
 expect("--output is for one file" in r.stderr and "3 parts" in r.stderr, r.stderr)
 expect("has no .gguf file and no model.safetensors" in pull("me/none", code=3).stderr, "no file")
 pull("me/nowhere", code=3)
+
+# A name with a sign where digits belong is one file, not 4294967295 parts; one that a terminal would obey is refused.
+pull("me/signs", env={"MALLOC_ARENA_MAX": "1"})
+whole("s-00001-of--0001.gguf")
+os.remove("s-00001-of--0001.gguf")
+expect("control characters" in pull("me/bell", code=3).stderr, "a bell in a name")
 
 # A real model in three parts, each too small for luck.
 G = [f"g-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
@@ -332,9 +359,12 @@ Hub.seen.clear()
 lt("pull", "me/repo/" + INDEX, "--endpoint", hub)
 expect([f for f, r in cdn_ranges()] == [INDEX, SECOND, INDEX] and cdn_ranges()[1][1], f"gone on: {cdn_ranges()}")
 expect(folder("repo") == sorted(ALL), f"gone on: {folder('repo')}")
+# Sizes whose sum is no number.
+Hub.files[INDEX] = json.dumps({"weight_map": {"a": "giant-1.safetensors", "b": "giant-2.safetensors"}}).encode()
+expect("bytes arrived" in lt("pull", "me/giants/" + INDEX, "--endpoint", hub, code=5).stderr and SECOND not in folder("giants"), "giants")
 # Indexes that name what they must not.
 for name, want in (("../../etc/x.safetensors", "no .safetensors file beside the index"), ("/x.safetensors", "no .safetensors file"), ("..", "no .safetensors"),
-                   ("config.json", "no .safetensors"), (7, "no .safetensors"), (None, "no weight_map")):
+                   ("config.json", "no .safetensors"), ("a\x1b[2J.safetensors", "no .safetensors file"), (7, "no .safetensors"), (None, "no weight_map")):
     Hub.files[INDEX] = json.dumps({"weight_map": {"a": name}} if name is not None else {"a": 1}).encode()
     r = lt("pull", "me/bad/" + INDEX, "--endpoint", hub, code=3)
     one_sentence(r.stderr)
@@ -342,6 +372,7 @@ for name, want in (("../../etc/x.safetensors", "no .safetensors file beside the 
 expect("404" in lt("pull", "me/bad/other.safetensors.index.json", "--endpoint", hub, code=3).stderr, "no index")
 expect("--sha256 is for one file" in lt("pull", "me/bad/" + INDEX, "--endpoint", hub, "--sha256", "0" * 64, code=2).stderr, "--sha256")
 expect("names no folder" in lt("pull", f"{hub}/{INDEX}", code=2).stderr, "no folder")
+expect("names no file" in lt("pull", f"me/repo/{INDEX}?at=://", "--endpoint", hub, code=2).stderr, "a URL behind a question mark")
 expect("names no folder" in lt("pull", f"me/../{INDEX}", "--endpoint", hub, code=2).stderr, "no folder")
 # One file of tensors: a repository is its folder, a file is a file.
 Hub.files["model.safetensors"] = tensors([x for ts in SHARDS.values() for x in ts])
@@ -384,6 +415,10 @@ expect(not os.path.exists("stuck.gguf") and os.path.getsize("stuck.gguf.part-" +
 pull("me/repo/stuck.gguf")
 whole("stuck.gguf")
 expect([x[2] for x in Hub.seen if x[1].startswith("/cdn")] == ["bytes=1234-"], f"stuck: {Hub.seen}")
+# A server that cannot go on in the middle, and never gets further: not for ever.
+expect("bytes remaining" in pull("me/repo/half.gguf", code=5).stderr and not os.path.exists("half.gguf"), "half")
+# More than it spoke of does not fill the disk.
+expect("more arrives than the 100 bytes" in pull("me/repo/flood.gguf", code=5).stderr and [os.path.getsize(x) for x in parts("flood.gguf")] == [0], "flood")
 # Parts: of another version, whole already, too long, and from a server that knows no ranges.
 with open("other.gguf.part-abc", "wb") as f:
     f.write(b"old version")
