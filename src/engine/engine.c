@@ -6,6 +6,7 @@
 #include "backend/backend.h"
 #include "base/mem.h"
 #include "engine/engine.h"
+#include "memory/store_window.h"
 #include "memory/timeline.h"
 
 #define NO_SLICE UINT32_MAX
@@ -44,6 +45,7 @@ struct lt__engine {
     lt_addr         *mapped;    /* by slice: where passes of one token read it in place; 0: nowhere */
     uint64_t         mapped_bytes; /* read in place so far */
     uint64_t         mapped_pass[2]; /* of a pass of one token: body, head */
+    lt_source       *mapped_files; size_t n_mapped_files, cap_mapped_files; /* store and file, each once */
     uint32_t        *first_slice, *n_slices_of; /* by weight */
     order            orders[2]; /* of a pass of one token, of a prompt's */
     int              expected;  /* parts, and above them whether a prompt's; 0: nothing */
@@ -319,6 +321,27 @@ static lt_status add_items(lt__engine *e, lt_err *err)
     return LT_OK;
 }
 
+static bool know_file(lt__engine *e, const lt_source *src)
+{
+    for (size_t i = 0; i < e->n_mapped_files; i++)
+        if (e->mapped_files[i].store == src->store && e->mapped_files[i].file == src->file)
+            return true;
+    if (lt__grow(e->ctx, (void **)&e->mapped_files, &e->cap_mapped_files, e->n_mapped_files + 1, sizeof *e->mapped_files, NULL) != LT_OK)
+        return false;
+    e->mapped_files[e->n_mapped_files++] = *src;
+    return true;
+}
+
+/* A mapping whose file was cut is no memory any more; who streams asks before each copy. */
+static lt_status check_mapped(const lt__engine *e, lt_err *err)
+{
+    lt_status s = LT_OK;
+    const void *at;
+    for (size_t i = 0; s == LT_OK && i < e->n_mapped_files; i++)
+        s = lt__store_map_checked(e->mapped_files[i].store, e->mapped_files[i].file, 0, 1, &at, err);
+    return s;
+}
+
 /* What cannot be locked or mapped is streamed to every pass; the answer is the same, and the log says why. */
 static void map_slices(lt__engine *e)
 {
@@ -333,7 +356,7 @@ static void map_slices(lt__engine *e)
             continue;
         const void *at = src->store && e->desc.pins
             ? lt__pins_lock(e->desc.pins, src->store, src->file, src->offset + sl.row0 * p->weights[sl.weight].row_bytes, sl.bytes) : NULL;
-        if (!at || lt_device_map_host(e->desc.dev, at, sl.bytes, &e->mapped[i], &why) != LT_OK) {
+        if (!at || !know_file(e, src) || lt_device_map_host(e->desc.dev, at, sl.bytes, &e->mapped[i], &why) != LT_OK) {
             e->mapped[i] = 0;
             missed += sl.bytes;
         }
@@ -496,6 +519,7 @@ void lt__engine_destroy(lt__engine *e)
     lt__free(e->ctx, e->leases, p->n_slices * sizeof *e->leases);
     lt__free(e->ctx, e->leased, p->n_slices * sizeof *e->leased);
     lt__free(e->ctx, e->mapped, p->n_slices * sizeof *e->mapped);
+    lt__free(e->ctx, e->mapped_files, e->cap_mapped_files * sizeof *e->mapped_files);
     lt__free(e->ctx, e->first_slice, p->n_weights * sizeof *e->first_slice);
     lt__free(e->ctx, e->n_slices_of, p->n_weights * sizeof *e->n_slices_of);
     for (int i = 0; i < 2; i++) {
@@ -668,6 +692,9 @@ lt_status lt__engine_run(lt__engine *e, lt__part parts, uint32_t tokens, uint32_
             return s;
     }
     size_t first = parts & LT__PART_BODY ? 0 : p->head, end = parts & LT__PART_HEAD ? p->n : p->head;
+    lt_status s = prefill ? LT_OK : check_mapped(e, err);
+    if (s != LT_OK)
+        return s;
     if (!prefill)
         e->mapped_bytes += (parts & LT__PART_BODY ? e->mapped_pass[0] : 0) + (parts & LT__PART_HEAD ? e->mapped_pass[1] : 0);
     return check || !e->has_lists ? run_singly(e, p, first, end, check, err) : run_segments(e, p, first, end, err);

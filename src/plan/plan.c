@@ -377,11 +377,12 @@ static lt_status map_slices(lt_plan *p, const lt__plan_input *in, const lt_devic
     lt_plan_info *i = &p->info;
     if (d->offload != LT_OFFLOAD_MAPPED || !i->streamed_bytes)
         return LT_OK;
-    uint64_t most = lt__pin_limit(dev);
-    if (p->direct || i->streamed_bytes > most)
-        return lt__fail(err, LT_E_NO_FIT, "offload mapped: %s of weights would have to stay page-locked in host memory, of a file of %s; %s",
-                        lt__format_bytes(i->streamed_bytes, a, sizeof a), lt__format_bytes(in->file_bytes, b, sizeof b),
-                        p->direct ? "that is more than the RAM it may use" : "the system locks less; leave it at stream");
+    /* What is streamed lies all over the file, which is locked in large chunks. */
+    uint64_t most = p->direct ? d->ram_bytes ? d->ram_bytes : lt__host_budget() : lt__pin_limit(dev);
+    if (in->file_bytes > most)
+        return lt__fail(err, LT_E_NO_FIT, "offload mapped: the model's %s would have to stay page-locked in host memory, and %s %s; leave it at stream",
+                        lt__format_bytes(in->file_bytes, a, sizeof a), lt__format_bytes(most, b, sizeof b),
+                        p->direct ? "of RAM may be used" : "is the most that may be locked");
     for (size_t k = 0; k < p->n_slices; k++)
         if (p->slices[k].place == LT_PLACE_STREAMED) {
             p->slices[k].place = LT_PLACE_MAPPED;

@@ -242,9 +242,47 @@ static void a_budget_does_not_choose_the_angles(void **state)
     unlink(path);
 }
 
+/* Between two tokens: the mapping is no memory any more, and must not be read. */
+static void a_file_that_is_cut_ends_reading_in_place(void **state)
+{
+    (void)state;
+    char path[64];
+    make_model(path, TINY_LLAMA);
+    lt_device *dev;
+    lt_model *m;
+    lt_plan *p;
+    lt_session *s;
+    lt_err err;
+    const float *logits;
+    const int32_t ids[] = {3, 5, 7};
+    lt_profile prof = test_profile();
+    lt_plan_desc d = lt_plan_desc_default();
+    assert_int_equal(lt_device_open(ctx, "sim:vram=64M", &dev, &err), LT_OK);
+    assert_int_equal(lt_model_open(ctx, path, &m, &err), LT_OK);
+    d.ctx = 64;
+    assert_int_equal(lt_plan_create(m, dev, &prof, &d, &p, &err), LT_OK);
+    d.budget_bytes = lt_plan_get_info(p)->smallest_budget_bytes + (64 << 10);
+    d.offload = LT_OFFLOAD_MAPPED;
+    lt_plan_destroy(p);
+    assert_int_equal(lt_plan_create(m, dev, &prof, &d, &p, &err), LT_OK);
+    assert_true(lt_plan_get_info(p)->mapped_bytes > 0);
+    assert_int_equal(lt_session_create(m, dev, p, NULL, &s, &err), LT_OK);
+    assert_int_equal(lt_session_eval(s, ids, 3, &logits, &err), LT_OK);
+    assert_int_equal(lt_session_eval(s, ids, 1, &logits, &err), LT_OK);
+    assert_int_equal(truncate(path, 4096), 0);
+    assert_int_equal(lt_session_eval(s, ids, 1, &logits, &err), LT_E_IO);
+    assert_non_null(strstr(err.text, "changed while in use"));
+    lt_session_destroy(s);
+    lt_plan_destroy(p);
+    lt_model_close(m);
+    lt_device_close(dev);
+    unlink(path);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_file_that_is_cut_ends_reading_in_place),
         cmocka_unit_test(score_is_eval_llama),
         cmocka_unit_test(score_is_eval_gemma),
         cmocka_unit_test(going_back),
