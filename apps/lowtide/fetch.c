@@ -152,12 +152,14 @@ static void common_options(fetch *f, const char *url, bool token_too)
     }
 }
 
-typedef struct buffer { char *v; size_t n; } buffer;
+#define MOST_TEXT ((size_t)16 << 20) /* a repository's listing or index is far smaller */
+typedef struct buffer { char *v; size_t n; bool too_long; } buffer;
 
 static size_t keep_body(char *data, size_t one, size_t n, void *user)
 {
     buffer *b = user;
-    if (b->n + one * n > (16u << 20)) /* a repository's listing is far smaller */
+    b->too_long = one * n > MOST_TEXT - b->n;
+    if (b->too_long)
         return 0;
     char *v = realloc(b->v, b->n + one * n + 1);
     if (!v)
@@ -374,7 +376,9 @@ lt_status fetch_text(fetch *f, const char *url, char **text, size_t *bytes)
     curl_easy_setopt(f->curl, CURLOPT_WRITEFUNCTION, keep_body);
     curl_easy_setopt(f->curl, CURLOPT_WRITEDATA, &b);
     lt_status s = perform(f, url);
-    if (s == LT_OK && !b.v)
+    if (b.too_long)
+        s = fetch_fail(f, LT_E_FORMAT, "%s: the server's answer is over 16 MiB, more than any listing or index", url);
+    else if (s == LT_OK && !b.v)
         s = fetch_fail(f, LT_E_FORMAT, "%s: the server's answer is empty", url);
     if (s != LT_OK) {
         free(b.v);

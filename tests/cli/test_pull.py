@@ -44,7 +44,7 @@ class Hub(http.server.BaseHTTPRequestHandler):
         Hub.seen.append((self.command, self.path, self.headers.get("Range"), self.headers.get("Authorization")))
         name = self.path.rsplit("/", 1)[1].split("?")[0]
         if self.path.startswith("/api/models/"):
-            files = {"one": ["model.gguf", "README.md"], "many": ["a.gguf", "b.gguf"], "none": ["x.bin"], "signs": ["s-00001-of--0001.gguf"], "bell": ["s\7.gguf"], "tensors": list(Hub.files), "single": ["model.safetensors", "config.json"],
+            files = {"one": ["model.gguf", "README.md"], "many": ["a.gguf", "b.gguf"], "none": ["x.bin"], "signs": ["s-00001-of--0001.gguf"], "bell": ["s\7.gguf"], "long": ["x" * 4000] * 4500, "tensors": list(Hub.files), "single": ["model.safetensors", "config.json"],
                      "set": ["q/s-00001-of-00003.gguf", "q/s-00002-of-00003.gguf", "q/s-00003-of-00003.gguf"]}.get(name)
             if files is None:
                 return self.reply(404)
@@ -193,6 +193,7 @@ pull("me/signs", env={"MALLOC_ARENA_MAX": "1"})
 whole("s-00001-of--0001.gguf")
 os.remove("s-00001-of--0001.gguf")
 expect("control characters" in pull("me/bell", code=3).stderr, "a bell in a name")
+expect("over 16 MiB" in pull("me/long", code=3).stderr, "a listing without measure")
 
 # A real model in three parts, each too small for luck.
 G = [f"g-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
