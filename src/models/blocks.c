@@ -1,7 +1,9 @@
 #include "models/blocks.h"
 
 #include "base/mem.h"
+#include "models/rows.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -214,6 +216,19 @@ void lt__blocks_head(lt__blocks *b)
         lt__graph_inplace(b->g, "logit_cap", LT_OP_SOFTCAP, &p, &logits, 1);
     }
     lt__graph_output(b->g, logits, LT_ROLE_LOGITS);
+}
+
+lt_status lt__gemma_derive(struct lt_model *m, uint32_t layers_of_27b, lt_err *err)
+{
+    lt_hparams *hp = &m->hp;
+    lt_status s = lt__derive_common(m, LT_ROPE_HALVES, err);
+    if (s != LT_OK)
+        return s;
+    hp->embd_scale = (float)sqrt((double)hp->embd);
+    double scale = 1 / sqrt(hp->layers == layers_of_27b ? (double)hp->embd / hp->heads : (double)hp->head_dim);
+    s = lt__rows_f64(m, "attention.scale", 1e-6, 1e6, &scale, err);
+    hp->attn_scale = (float)scale;
+    return s;
 }
 
 void lt__gemma_build(const struct lt_model *m, const lt_kv_desc *kv, lt_graph *g)

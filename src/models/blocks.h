@@ -53,5 +53,8 @@ void    lt__block_add(lt__blocks *b, const char *name, lt_tid x); /* h += x */
 void    lt__blocks_head(lt__blocks *b); /* with the model's soft cap of logits, if any */
 /* Gemma 2 and 3: scaled embeddings, a norm before and after each half of a layer, GELU. */
 lt_build_fn lt__gemma_build;
+/* The common values and Gemma's scales. Files do not say that of the queries; of all sizes only the 27B, known by its
+ * layers, has another than 1/sqrt(head_dim). */
+LT_NODISCARD lt_status lt__gemma_derive(struct lt_model *m, uint32_t layers_of_27b, lt_err *err);
 
 #endif

@@ -2,8 +2,6 @@
 #include "models/blocks.h"
 #include "models/rows.h"
 
-#include <math.h>
-
 /* docs/models/gemma2.md */
 
 static const lt_hparam_row hparams[] = {
@@ -25,15 +23,9 @@ static const lt_tensor_row tensors[] = {
 static lt_status derive(struct lt_model *m, lt_err *err)
 {
     lt_hparams *hp = &m->hp;
-    lt_status s = lt__derive_common(m, LT_ROPE_HALVES, err);
+    lt_status s = lt__gemma_derive(m, 46, err);
     if (s != LT_OK)
         return s;
-    hp->embd_scale = (float)sqrt((double)hp->embd);
-    /* Files do not say the query scale; of all sizes only the 27B (46 layers) has another than 1/sqrt(head_dim). */
-    double scale = 1 / sqrt(hp->layers == 46 ? (double)hp->embd / hp->heads : (double)hp->head_dim);
-    if ((s = lt__rows_f64(m, "attention.scale", 1e-6, 1e6, &scale, err)) != LT_OK)
-        return s;
-    hp->attn_scale = (float)scale;
     hp->window_every = 2; /* a windowed layer, then a global one */
     return LT_OK;
 }
