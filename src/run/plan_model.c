@@ -34,6 +34,14 @@ static lt_status fill_weights(const lt_model *m, lt__plan_input *in, lt_err *err
     return LT_OK;
 }
 
+static uint64_t file_bytes(const lt_model *m)
+{
+    uint64_t sum = 0;
+    for (uint32_t i = 0; i < lt_modelfile_parts(m->file); i++)
+        sum += lt_modelfile_part_bytes(m->file, i);
+    return sum;
+}
+
 /* A model with long and short rope factors computes other angles past its original context. A context
  * nobody asked for stays below it, so that the budget, which chooses that context, does not choose the angles. */
 static void keep_angles(const lt_model *m, lt_plan_desc *d)
@@ -72,8 +80,7 @@ static lt_status make_plan(const lt_model *m, lt_device *dev, const lt_profile *
     for (uint32_t i = 0; i < in.n_groups; i++)
         in.groups[i] = (lt__plan_group){groups[i].window, groups[i].page_bytes};
     in.attend_width = (uint64_t)m->hp.layers * m->hp.heads * m->hp.head_dim;
-    for (uint32_t i = 0; i < lt_modelfile_parts(m->file); i++)
-        in.file_bytes += lt_modelfile_part_bytes(m->file, i);
+    in.file_bytes = file_bytes(m);
     if (!info.host_visible && (s = lt__engine_prepare(dev, &g, err)) == LT_OK)
         lt_device_get_info(dev, &info); /* with what kernels took, once they are loaded */
     if (s == LT_OK && (s = fill_weights(m, &in, err)) == LT_OK)
@@ -105,6 +112,8 @@ lt_status lt__plan_again(const lt_plan *p, lt_device *dev, uint64_t budget_bytes
         d.expect_prompt = d.batch;
         d.batch = 0;
     }
+    if (!p->direct) /* files that are mapped stay so: page-locked by now, they are missing from what is available */
+        d.ram_bytes = lt__max_u64(d.ram_bytes, file_bytes(p->model));
     lt_device_info info;
     lt_device_get_info(dev, &info);
     return make_plan(p->model, dev, &p->profile, &d, info.host_visible ? p->info.fixed_bytes : 0, out, err);
