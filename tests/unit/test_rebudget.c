@@ -262,6 +262,39 @@ static void a_refused_growth_rolls_back(void **state)
     unlink(card);
 }
 
+/* What was read in place stays so under another budget, with the same bits. */
+static void reading_in_place_outlives_a_change(void **state)
+{
+    (void)state;
+    uint64_t least = least_of(llama, "sim:vram=64M", 512, 64);
+    session_rig right = open_session(ctx, llama, "sim:vram=64M", 0, 512, 64, 0, NULL), r = {.hash = 1};
+    lt_profile prof = test_profile();
+    lt_plan_desc d = lt_plan_desc_default();
+    d.ctx = 512;
+    d.budget_bytes = least + (right.p->info.predicted_peak_bytes - least) / 2;
+    d.offload = LT_OFFLOAD_MAPPED;
+    assert_int_equal(lt_device_open(ctx, "sim:vram=64M", &r.dev, &r.err), LT_OK);
+    assert_int_equal(lt_model_open(ctx, llama, &r.m, &r.err), LT_OK);
+    if (lt_plan_create(r.m, r.dev, &prof, &d, &r.p, &r.err) != LT_OK || lt_session_create(r.m, r.dev, r.p, NULL, &r.s, &r.err) != LT_OK)
+        fail_msg("%s", r.err.text);
+    r.vocab = right.vocab;
+    prompt(&right, 40);
+    prompt(&r, 40);
+    uint64_t mapped = r.s->plan->info.mapped_bytes;
+    assert_true(mapped > 0);
+    decode(&right, 6);
+    decode(&r, 3);
+    assert_int_equal(lt_session_rebudget(r.s, least, &r.err), LT_OK);
+    assert_true(r.s->plan->info.mapped_bytes > mapped && !r.s->plan->direct);
+    decode(&r, 3);
+    lt_report rep;
+    lt_session_get_report(r.s, &rep);
+    assert_int_equal(rep.mapped_bytes, 3 * (mapped + r.s->plan->info.mapped_bytes));
+    assert_true(r.hash == right.hash);
+    close_session(&r);
+    close_session(&right);
+}
+
 /* Between the plan and the arena a neighbour takes what was free: a smaller plan, the same answer; where not even the smallest
  * fits, the first refusal and its numbers. */
 static void a_refused_first_arena_becomes_a_smaller_one(void **state)
@@ -422,6 +455,7 @@ int main(void)
         cmocka_unit_test(going_back_after_a_change),
         cmocka_unit_test(a_refused_growth_rolls_back),
         cmocka_unit_test(a_refused_first_arena_becomes_a_smaller_one),
+        cmocka_unit_test(reading_in_place_outlives_a_change),
         cmocka_unit_test(same_bits_on_a_card),
         cmocka_unit_test(a_sim_that_refuses_pieces),
         cmocka_unit_test(a_card_that_refuses_pieces),
