@@ -83,7 +83,7 @@ conformance() { # label, test, devices
     [ -x "$build/tests/$2" ] || { row FAILED "$1" "$build has no $2"; return; }
     LT_BUILD=$build LT_TEST_CARD=$3 LT_CONFORMANCE_DEVICES=$3 timeout 300 "$build/tests/$2" >"$work/test.log" 2>&1
     case $? in
-    0) row passed "$1" "$(grep -E 'compared bit by bit' "$work/test.log" | tail -1)" ;;
+    0) row passed "$1" "$(grep -E 'compared bit by bit|since run 20|real models among' "$work/test.log" | tail -1)" ;;
     77) row "not here" "$1" "$(last "$work/test.log")" ;;
     *)
         grep -vE '^\[ +(OK|RUN)|^planted' "$work/test.log" | tail -25
@@ -93,7 +93,7 @@ conformance() { # label, test, devices
 }
 stage_tests() {
     local t
-    for t in test_device test_ops test_ops_linear test_ops_attention test_ops_prefill test_ops_bits test_lists test_rebudget; do
+    for t in test_device test_ops test_ops_linear test_ops_attention test_ops_prefill test_ops_bits test_lists test_rebudget test_cases_runs; do
         case $card:$t in
         :test_device | :test_lists) row "not here" "$t" "for cards only" ;;
         *) conformance "$t" "$t" "$dev" ;;
@@ -188,6 +188,32 @@ compare() { # label, file
     fi
     said=$(distance 2>"$work/distance.err") && row "${said%% *}" "$1, default attention" "${said#* }" || row FAILED "$1, default attention" "$(last "$work/distance.err")"
 }
+# Twenty prompts, each answered alone, greedily: with the exact kind of attention not one token may differ.
+prompts() { # file, name, options...
+    local model=$1 name=$2 i words=(A river of light When the old clock struck thirteen nobody in the small town noticed because they were all asleep or far away by sea)
+    shift 2
+    for i in $(seq 20); do
+        "$lt" run "$model" -p "${words[*]:i:$((i % 5 + 2))}" -n 24 --temp 0 -c 256 -q "$@" 2>"$work/$name.err" || return
+        echo "== $i"
+    done >"$work/$name.answers"
+}
+twenty() { # label, file
+    local flash
+    for flash in cpu exact flash; do
+        case $flash in cpu) prompts "$2" cpu --device cpu ;; exact) prompts "$2" exact --device "$dev" $exact ;; *) prompts "$2" flash --device "$dev" ;; esac ||
+            { row FAILED "$1, 20 prompts" "$flash: $(last "$work/$flash.err")"; return; }
+    done
+    if cmp -s "$work/cpu.answers" "$work/exact.answers"; then
+        row passed "$1, 20 prompts" "the cpu's answers, $(wc -c <"$work/cpu.answers") bytes; by default attention $(python3 - "$work/cpu.answers" "$work/flash.answers" <<'PY'
+import re, sys
+a, b = (re.split(r"^== \d+\n", open(f).read(), flags=re.M) for f in sys.argv[1:])
+print(sum(x == y for x, y in zip(a[:20], b[:20])), "of 20")
+PY
+        )"
+    else
+        row FAILED "$1, 20 prompts" "other answers than the cpu's"
+    fi
+}
 stage_bits() {
     local arch
     for arch in llama qwen2 qwen3 gemma2 gemma3 phi3; do
@@ -200,7 +226,7 @@ stage_bits() {
     in_place
     local name
     for name in LT_TEST_SMOLLM2 LT_TEST_GEMMA3; do
-        if [ -n "${!name:-}" ]; then compare "$(basename "${!name}")" "${!name}"; else row "not here" "a real model" "$name names none"; fi
+        if [ -n "${!name:-}" ]; then compare "$(basename "${!name}")" "${!name}" && twenty "$(basename "${!name}")" "${!name}"; else row "not here" "a real model" "$name names none"; fi
     done
 }
 
