@@ -6,24 +6,30 @@
 #   bench/gpu.sh BUILD cuda speed share         some of: tests bits sanitizers speed pressure share big
 #   bench/gpu.sh BUILD sim:vram=8G quick        a dry run anywhere: small models, budgets by 128
 #
-# big makes a file of 40 GB where the others were, so it comes last. LT_TEST_SMOLLM2, LT_TEST_GEMMA3: real models' GGUFs, compared too.
+#   bench/gpu.sh BUILD cuda speed rows='13b|mapped'   of that stage the rows whose label matches
+#
+# big makes a file of 40 GB where the others were, so it comes last. LT_TEST_SMOLLM2, LT_TEST_GEMMA3: real models' GGUFs, compared
+# too. LT_BENCH_MODELS: a folder where made models are looked for and stay.
 set -u
-[ $# -ge 1 ] || { sed -n '5,8s/^# *//p' "$0"; exit 2; }
+[ $# -ge 1 ] || { sed -n '5,9s/^# *//p' "$0"; exit 2; }
 build=$1 dev=${2:-cuda}
 shift $(($# > 2 ? 2 : $#))
-all="tests bits sanitizers speed pressure share big" stages="" quick=""
+all="tests bits sanitizers speed pressure share big" stages="" quick="" rows=""
 for s in "$@"; do
     case $s in
     quick) quick=1 ;;
+    rows=*) rows=${s#rows=} ;;
     full) ;; # true sizes, as without quick
     tests | bits | sanitizers | speed | pressure | share | big) stages="$stages $s" ;;
-    *) echo "gpu.sh: $s: expected quick, full or stages of: $all" >&2; exit 2 ;;
+    *) echo "gpu.sh: $s: expected quick, full, rows=PATTERN or stages of: $all" >&2; exit 2 ;;
     esac
 done
 stages=${stages:-$all}
 lt=$build/lowtide
 [ -x "$lt" ] && [ -x "$build/tests/mkmodel" ] && [ -x "$build/tests/takevram" ] || { echo "gpu.sh: $build has no lowtide, or no tests" >&2; exit 2; }
 work=$(mktemp -d) || exit 1
+made=${LT_BENCH_MODELS:-$work}
+[ -d "$made" ] || { echo "gpu.sh: LT_BENCH_MODELS: $made is no folder" >&2; exit 2; }
 making="" taker=""
 cleanup() {
     [ -n "$taker" ] && kill "$taker" 2>/dev/null
@@ -53,12 +59,12 @@ recipe() {
     fi
     echo "$dims --type $kind --ctx 4096 --repeat"
 }
-make_model() { "$build/tests/mkmodel" $(recipe "$1") -o "$work/$1.gguf" >"$work/$1.log" 2>&1 || touch "$work/$1.failed"; }
+make_model() { [ -e "$made/$1.gguf" ] || "$build/tests/mkmodel" $(recipe "$1") -o "$made/$1.gguf" >"$work/$1.log" 2>&1 || touch "$work/$1.failed"; }
 wanted=""
 for s in $stages; do
     case $s in
-    speed) wanted="7b-F16 7b-Q4_K 7b-Q8_0 7b-MXFP4 13b-Q4_K" ;;
-    pressure | share) wanted=${wanted:-7b-F16} ;;
+    speed) [ -n "$rows" ] || wanted="7b-F16 7b-Q4_K 7b-Q8_0 7b-MXFP4 13b-Q4_K" ;; # else each when its row comes
+    pressure | share) [[ $wanted =~ 7b-F16 ]] || wanted="$wanted 7b-F16" ;;
     esac
 done
 set -m # a group of its own, to end with its mkmodel
@@ -66,7 +72,11 @@ for m in $wanted; do make_model "$m"; done &
 making=$!
 set +m
 models_ready() { [ -n "$making" ] && wait "$making"; making=""; } # measuring beside a writer would measure both
-model() { [ -e "$work/$1.gguf" ] && echo "$work/$1.gguf"; }
+model() {
+    [ -z "$rows" ] || make_model "$1"
+    [ -e "$made/$1.gguf" ] && echo "$made/$1.gguf"
+}
+drop() { [ "$made" != "$work" ] || rm -f "$@"; } # to make room
 no_model() { row FAILED "$2" "the model $1 was not made: $(last "$work/$1.log")"; }
 small="--layers 4 --embd 512 --ff 1024 --heads 8 --kv-heads 4 --head-dim 64 --vocab 4000 --ctx 2048"
 
@@ -273,6 +283,7 @@ scaled() {
 }
 speed() { # label, model, budget, tokens, options...
     local label="$1 at $3" file budget n=$4 prompt="--prompt-tokens 512" said
+    [[ $label =~ $rows ]] || return
     file=$(model "$2") || { no_model "$2" "$label"; return; }
     budget=$(scaled "$3")
     [ -n "$quick" ] && prompt="--prompt-tokens 64" n=$((n < 6 ? n : 6))
@@ -293,10 +304,15 @@ PY
 }
 first_token() {
     local file t0 label="first token from the page cache, 4 GiB"
+    [[ $label =~ $rows ]] || return
     file=$(model 7b-F16) || { no_model 7b-F16 "$label"; return; }
     t0=$(date +%s%N)
     "$lt" run "$file" -p tide -n 1 --temp 0 -c 1024 --vram "$(scaled 4G)" --device "$dev" -q >/dev/null 2>"$work/err" &&
         row passed "$label" "$((($(date +%s%N) - t0) / 1000000)) ms, the whole process" || row FAILED "$label" "$(last "$work/err")"
+}
+allocation() {
+    [[ allocation =~ $rows ]] || return
+    "$build/tests/bench_alloc" "$dev" >"$work/alloc" 2>&1 && row passed allocation "$(last "$work/alloc")" || row FAILED allocation "$(last "$work/alloc")"
 }
 stage_speed() {
     local b long=2048
@@ -321,20 +337,20 @@ stage_speed() {
     speed "7b MXFP4" 7b-MXFP4 8G 128 -c 1024
     for b in 3G 6G; do speed "13b Q4_K" 13b-Q4_K $b 12 -c 1024; done
     speed "13b Q4_K" 13b-Q4_K 12G 128 -c 1024
-    if "$build/tests/bench_alloc" "$dev" >"$work/alloc" 2>&1; then row passed allocation "$(last "$work/alloc")"; else row FAILED allocation "$(last "$work/alloc")"; fi
-    rm -f "$work"/7b-[QM]*.gguf "$work"/13b-*.gguf
+    allocation
+    drop "$work"/7b-[QM]*.gguf "$work"/13b-*.gguf
 }
 stage_big() {
     local free need=42000000 # KiB of the file, with room for what runs beside
     models_ready
-    rm -f "$work"/*.gguf
-    free=$(df -Pk "$work" | awk 'NR == 2 {print $4}')
+    drop "$work"/*.gguf
+    free=$(df -Pk "$made" | awk 'NR == 2 {print $4}')
     [ -z "$quick" ] && [ "$free" -lt $need ] && { row FAILED "20b F16 at 8G" "$((need >> 10)) MiB of disk are needed, $((free >> 10)) are free"; return; }
     local t0=$SECONDS
     make_model 20b-F16
     echo "20b-F16 was made in $((SECONDS - t0)) s"
     speed "20b F16" 20b-F16 8G 12 -c 1024
-    rm -f "$work/20b-F16.gguf"
+    drop "$work/20b-F16.gguf"
 }
 
 # --- neighbours --------------------------------------------------------------------------------------------------------
@@ -346,7 +362,7 @@ find_shared() {
         shared="sim:vram=96M,h2d=2G,poison=off,threads=1,card=$work/card" neighbour=$shared file=$work/small.gguf
         [ -e "$file" ] || "$build/tests/mkmodel" --arch llama $small --type F16 --seed 7 -o "$file" >"$work/small.log" 2>&1
     else
-        shared=$dev neighbour=$(with "$dev" kernels=0) file=$work/7b-F16.gguf
+        shared=$dev neighbour=$(with "$dev" kernels=0) file=$made/7b-F16.gguf
     fi
     [ -e "$file" ]
 }
