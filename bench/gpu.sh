@@ -397,7 +397,7 @@ PY
 }
 
 # What all Lowtide processes hold of the card together, in MiB, as each says of itself.
-held_together() { "$lt" top --json 2>/dev/null | python3 -c 'import json,sys; print(sum(p["committed_bytes"] + p["fixed_bytes"] for p in json.load(sys.stdin)["processes"]) >> 20)' 2>/dev/null; }
+held_together() { "$lt" top --json 2>/dev/null | python3 -c 'import json,sys; print(sum(p["committed_bytes"] for p in json.load(sys.stdin)["processes"]) >> 20)' 2>/dev/null; }
 share_pair() { # label, first, second, seconds between
     local label=$1 a=$2 b=$3 most=0 over=0 now trouble="" x pa pb said
     share_answer "$a" & pa=$!

@@ -240,6 +240,7 @@ static lt_status change_budget(lt_session *s, uint64_t to, lt_budget_change c, b
     lt__share_keep(s->desc.share, n->predicted_peak_bytes - n->fixed_bytes);
     lt_device_keep(s->dev, lt__min_u64(n->predicted_peak_bytes - n->fixed_bytes, s->plan->arena_bytes));
     drop_engine(s);
+    lt__session_publish(s, "loading", true); /* to read weights again takes seconds */
     st = try_plan(s, next ? next : s->first, next, true, err);
     if (is_oom(st)) {
         *refused = true;
@@ -376,6 +377,7 @@ void lt__session_published(void *session)
     lt_session *s = session;
     uint64_t have = s->making->info.predicted_peak_bytes;
     lt__share_publish(s->desc.share, have, s->giving.least ? s->giving.least : have, s->giving.want);
+    lt__session_publish(s, "loading", true);
 }
 
 /* What others on the card ask for; also makes this session's least known to them, once. */

@@ -217,6 +217,9 @@ void lt_session_destroy(lt_session *s)
     if (!s)
         return;
     lt__engine_destroy(s->engine);
+    /* At once: to unlock files takes seconds, in which others already use the arena's memory. */
+    lt__share_publish(s->desc.share, 0, 0, 0);
+    lt__watcher_close(s->watcher);
     lt__session_drop_saved(s);
     lt__pins_deinit(&s->pins);
     lt_store_destroy(s->store);
@@ -227,8 +230,6 @@ void lt_session_destroy(lt_session *s)
     lt__free(ctx, s->converted, s->model->n_weights * sizeof *s->converted);
     lt__free(ctx, s->row_buf, s->row_bytes);
     lt__free(ctx, s->next_rope, s->next_rope_bytes);
-    lt__share_publish(s->desc.share, 0, 0, 0);
-    lt__watcher_close(s->watcher);
     lt__nvtx_close(&s->nvtx);
     lt__session_free_io(s, &s->io);
     lt__free(ctx, s->changes, s->cap_changes * sizeof *s->changes);
