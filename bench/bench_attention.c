@@ -1,6 +1,6 @@
 /* bench_attention - attention over a prompt through the device: TFLOP/s and memory beside the views, by length and kind.
  *
- *     bench_attention [DEVICE=cuda] [heads=32] [kv_heads=32] [head_dim=128] [longest=32768]
+ *     bench_attention [DEVICE=cuda] [heads=32] [kv_heads=32] [head_dim=128] [longest=32768] [only=flash|exact|sage]
  *
  * Causal, one sequence from position 0, an F16 cache in scattered pages. Best and median of 20 launches, events around
  * each, of the exact kind 3, up to 4096 tokens; the share is of half products of an H200 without sparsity, 989e12 a second. */
@@ -53,6 +53,7 @@ typedef struct bench {
     lt_queue  *q;
     lt_event  *begin, *end;
     uint32_t   heads, kv_heads, dim;
+    const char *only;
 } bench;
 
 /* Small halves, all different. */
@@ -121,7 +122,7 @@ static void run(bench *b, int64_t tokens)
             printf("%6" PRId64 " tokens, %s: refused: %s\n", tokens, kinds[how], why);
             continue;
         }
-        if (how == LT_ATTENTION_EXACT && tokens > 4096)
+        if ((how == LT_ATTENTION_EXACT && tokens > 4096) || (b->only && strcmp(b->only, kinds[how]) != 0))
             continue; /* tens of times slower */
         int reps = how == LT_ATTENTION_EXACT ? 3 : REPS;
         for (int i = -2; i < reps; i++) {
@@ -158,6 +159,9 @@ int main(int argc, char **argv)
     lt_err err;
     bench b = {.heads = number(argc, argv, "heads", 32), .kv_heads = number(argc, argv, "kv_heads", 32), .dim = number(argc, argv, "head_dim", 128)};
     const char *spec = argc > 1 && !strchr(argv[1], '=') ? argv[1] : argc > 1 && strchr(argv[1], ':') ? argv[1] : "cuda";
+    for (int i = 1; i < argc; i++)
+        if (strncmp(argv[i], "only=", 5) == 0)
+            b.only = argv[i] + 5;
     check(lt_ctx_create(NULL, &ctx, &err), &err);
     check(lt_device_open(ctx, spec, &b.dev, &err), &err);
     check(lt_queue_create(b.dev, LT_QUEUE_COMPUTE, &b.q, &err), &err);

@@ -57,6 +57,11 @@ static void print_text(const lt_device_info *d, const lt_profile *p, const char 
     printf("memory     %s, %s free; memory: %s\n", app_bytes(d->total_bytes, b[0]), app_bytes(d->free_bytes, b[1]), d->memory_mode);
     printf("read       %.1f GB/s from files, %.1f from the page cache, %.1f from memory\n", p->read_rate / 1e9, p->cached_rate / 1e9,
            p->memory_rate / 1e9);
+    if (p->link_rate > 0)
+        printf("link       %.1f GB/s copied to the card", p->link_rate / 1e9);
+    if (p->link_rate > 0 && p->mapped_rate > 0)
+        printf(", %.1f read in place by kernels", p->mapped_rate / 1e9);
+    printf(p->link_rate > 0 ? "\n" : "");
     for (int t = 0; t < LT_DTYPE_COUNT; t++)
         if (p->dot_rate[t] > 0)
             printf("products   %-7s one row %6.1f GB/s of weights, many rows %7.1f billion multiply-adds/s\n",

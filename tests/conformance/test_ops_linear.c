@@ -259,6 +259,13 @@ static void weights_at_odd_addresses_are_bit_equal(void **state)
     }
 }
 
+/* A weight that a card takes apart in two goes, 42 MiB of it. */
+static void a_large_weight_of_a_prompt_is_bit_equal(void **state)
+{
+    (void)state;
+    check_product(LT_DTYPE_Q4_K, 8300, 4096, 33, DATA_NORMAL);
+}
+
 /* Activations that do not fit the fast memory of a block of threads: fewer tokens at a time, then none. */
 static void very_long_rows_are_bit_equal(void **state)
 {
@@ -575,6 +582,7 @@ int main(void)
         cmocka_unit_test(a_batch_equals_each_token_alone), cmocka_unit_test(many_tokens_are_bit_equal),
         cmocka_unit_test(prompts_hold_their_bounds),       cmocka_unit_test(prompts_carry_what_is_not_finite),
         cmocka_unit_test(rows_about_a_block_are_bit_equal), cmocka_unit_test(weights_at_odd_addresses_are_bit_equal),
+        cmocka_unit_test(a_large_weight_of_a_prompt_is_bit_equal),
         cmocka_unit_test(very_long_rows_are_bit_equal),    cmocka_unit_test(many_tokens_of_floats_are_bit_equal),
         cmocka_unit_test(sums_of_minus_zero_are_bit_equal), cmocka_unit_test(weights_read_in_place_are_bit_equal),
     };

@@ -187,6 +187,29 @@ static void what_is_not_finite_reaches_the_output(void **state)
     }
 }
 
+static bool has_sage(const rig_device *d, const rig_case *c, const char **why);
+
+/* A query of zeros weighs all that it sees alike, and nothing that it does not: 0 times minus infinity is no weight. */
+static void queries_of_zeros_weigh_all_alike(void **state)
+{
+    (void)state;
+    static const int32_t sizes[] = {64, 128, 256};
+    for (int n = 0; n < 6; n++) {
+        setup s = {.kv = LT_DTYPE_F16, .dim = sizes[n % 3], .length = 430, .tokens = 150, .kv_heads = 1, .heads = 2, .window = n < 3 ? 0 : 140};
+        cache c = prompt_cache(&s);
+        memset(c.q + (size_t)(40 * 2) * s.dim, 0, (size_t)(31 * 2) * s.dim * 4);
+        for (int v = 1; v < g_rig.n; v++)
+            for (int how = 0; how < LT_ATTENTION_COUNT; how++) {
+                if (how == LT_ATTENTION_SAGE && !has_sage(&g_rig.device[v], &c.c, NULL))
+                    continue;
+                c.c.args.params.ATTENTION.how = (lt_attention)how;
+                rig_run(&g_rig.device[v], &c.c, c.y);
+                assert_within("queries of zeros", error64(&c, true, RIGHT), how == LT_ATTENTION_SAGE ? BOUND_SAGE : BOUND);
+            }
+        cache_free(&c);
+    }
+}
+
 static void planted_bugs_are_caught(void **state)
 {
     (void)state;
@@ -352,6 +375,7 @@ int main(void)
         cmocka_unit_test(tokens_may_be_any_positions),
         cmocka_unit_test(queries_of_any_size_fit),
         cmocka_unit_test(what_is_not_finite_reaches_the_output),
+        cmocka_unit_test(queries_of_zeros_weigh_all_alike),
         cmocka_unit_test(planted_bugs_are_caught),
         cmocka_unit_test(sage_is_bounded_and_does_not_depend_on_the_batch),
         cmocka_unit_test(kinds_of_attention),

@@ -208,7 +208,7 @@ static lt_status find_device(lt_cuda_device *d, uint64_t ordinal, lt_err *err)
                                .sm_count = attribute(d, LT_CU_ATTR_SM_COUNT),
                                .shared_bytes = (uint32_t)attribute(d, LT_CU_ATTR_SHARED_PER_BLOCK),
                                .shared_optin_bytes = (uint32_t)attribute(d, LT_CU_ATTR_SHARED_PER_BLOCK_OPTIN),
-                               .l2_bytes = (uint64_t)attribute(d, LT_CU_ATTR_L2_BYTES)};
+                               .l2_bytes = (uint64_t)attribute(d, LT_CU_ATTR_L2_BYTES), .total_bytes = total};
     d->read_only_register = attribute(d, LT_CU_ATTR_READ_ONLY_HOST_REGISTER) != 0;
     d->maps_host = attribute(d, LT_CU_ATTR_MAPS_HOST) && attribute(d, LT_CU_ATTR_UNIFIED_ADDRESSING);
     return LT_OK;

@@ -17,6 +17,10 @@ const lt_cuda_flash *lt__cuda_flash_find(const lt_cuda_flash *table, size_t n, l
     *why = "a soft cap of over 1000";
     if (p->cap > CAP_MOST)
         return NULL;
+    *why = "queries or results that lie off multiples of 16 bytes";
+    const lt_view *q = &args->src[0], *y = &args->dst;
+    if ((q->addr | y->addr | (uint64_t)(q->stride[0] | q->stride[1] | y->stride[0] | y->stride[1])) % 16)
+        return NULL;
     *why = "only rows of a prompt, over an F16 or Q8_0 cache, with a scale above zero";
     if (!args->prefill || p->how != how || !(p->scale > 0) || (p->kv.page_bytes | p->kv.k_offset | p->kv.v_offset) % 16)
         return NULL;

@@ -17,7 +17,7 @@ typedef struct lt_cuda_props {
     int      major, minor, sm_count;
     uint32_t shared_bytes;       /* of a block without asking */
     uint32_t shared_optin_bytes; /* of a block at most; lt__cuda_launch asks when dynamic shared memory needs it */
-    uint64_t l2_bytes;
+    uint64_t l2_bytes, total_bytes;
     bool     sm90a;              /* families of sm_90a may be used: a card of 9.0, and not switched off by sm90a=0 */
 } lt_cuda_props;
 const lt_cuda_props *lt__cuda_device_props(const lt_cuda_device *dev);

@@ -97,7 +97,7 @@ template <int D, int BN, int MT, int WARPS, bool QREG> LT_DEV void flash_mma(con
     const uint32_t base_at = (uint32_t)__cvta_generic_to_shared(shared);
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, group = a.heads / a.kv.kv_heads;
     const int kv_head = (int)blockIdx.x, row0 = (int)(gridDim.y - 1 - blockIdx.y) * S::BM; /* the longest first */
-    const flash_span sp = flash_span_of(a, row0, S::BM, group);
+    const flash_span sp = flash_span_of<S::BM>(a, row0, group);
     if (sp.last < 0)
         return;
     uint8_t *const sq = shared + S::Q_AT;
@@ -180,11 +180,12 @@ template <int D, int BN, int MT, int WARPS, bool QREG> LT_DEV void flash_mma(con
         weigh<S, D, BN, MT>(o, s, k_at + S::HALF);
     }
     lt_copy_wait<0>();
+    __syncthreads(); /* the tiles are places for results now */
 #pragma unroll
     for (int t = 0; t < MT; t++) {
-        const int row = row0 + warp * 16 * MT + 16 * t + lane / 4;
-        flash_total(a, r[t], row, group, kv_head);
-        flash_store<OT>(a, o[t], r[t], row, group, kv_head);
+        const int row = row0 + warp * 16 * MT + 16 * t;
+        flash_total(a, r[t], row + lane / 4, group, kv_head);
+        flash_store<D, 2>(a, o[t], r[t], row, group, kv_head, [&](int i) { return shared + (2 * warp + i) * 2048; });
     }
 }
 #endif

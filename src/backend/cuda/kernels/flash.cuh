@@ -26,35 +26,44 @@ typedef struct flash_span { int first, last, all_first, all_last; } flash_span;
 
 LT_DEV int flash_first(int window, int pos) { return window && pos - window + 1 > 0 ? pos - window + 1 : 0; }
 
-/* Position of a token; -1 where there is none or it cannot be served, which the host is told. */
+/* False for a position that cannot be served, which the host is told. */
+LT_DEV bool flash_served(const lt_cuda_attention &a, int pos)
+{
+    const int span = pos / LT_PAGE - flash_first(a.window, pos) / LT_PAGE + 1;
+    if (pos >= 0 && span <= a.kv.pages)
+        return true;
+    if (pos < 0)
+        lt_wrong(a.kv.wrong, a.kv.name, LT_CUDA_WRONG_POSITION, pos);
+    else
+        lt_wrong(a.kv.wrong, a.kv.name, LT_CUDA_WRONG_SPAN, span);
+    return false;
+}
+
+/* Position of a token; -1 where there is none or it cannot be served. */
 LT_DEV int flash_pos(const lt_cuda_attention &a, int token)
 {
     if (token >= a.tokens)
         return -1;
     const int pos = __ldg((const int *)a.pos + token);
-    const int span = pos / LT_PAGE - flash_first(a.window, pos) / LT_PAGE + 1;
-    if (pos < 0)
-        lt_wrong(a.kv.wrong, a.kv.name, LT_CUDA_WRONG_POSITION, pos);
-    else if (span > a.kv.pages)
-        lt_wrong(a.kv.wrong, a.kv.name, LT_CUDA_WRONG_SPAN, span);
-    else
-        return pos;
-    return -1;
+    return flash_served(a, pos) ? pos : -1;
 }
 
 #if __CUDA_ARCH__ >= 800
 /* By each warp for itself. last < first: nothing to do. */
-LT_DEV flash_span flash_span_of(const lt_cuda_attention &a, int row0, int rows, int group)
+template <int ROWS> LT_DEV flash_span flash_span_of(const lt_cuda_attention &a, int row0, int group)
 {
-    const int end = min((row0 + rows + group - 1) / group, a.tokens);
-    int lo = 0x7fffffff, hi = -1;
-    for (int t = row0 / group + (int)threadIdx.x % 32; t < end; t += 32) {
-        const int pos = flash_pos(a, t);
-        if (pos >= 0) {
-            lo = min(lo, pos);
-            hi = max(hi, pos);
+    constexpr int N = (ROWS + 31) / 32; /* tokens are as many as rows at most: their loads are in flight together */
+    const int begin = row0 / group + (int)threadIdx.x % 32, end = min((row0 + ROWS + group - 1) / group, a.tokens);
+    int lo = 0x7fffffff, hi = -1, pos[N];
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        pos[i] = begin + 32 * i < end ? __ldg((const int *)a.pos + begin + 32 * i) : 0;
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        if (begin + 32 * i < end && flash_served(a, pos[i])) {
+            lo = min(lo, pos[i]);
+            hi = max(hi, pos[i]);
         }
-    }
     lo = __reduce_min_sync(LT_FULL, lo);
     hi = __reduce_max_sync(LT_FULL, hi);
     if (hi < 0)
@@ -85,9 +94,9 @@ template <int D, class AT, class PUT> LT_DEV void flash_stage(const lt_cuda_atte
 #pragma unroll
             for (int i = 0; i < C; i++) {
                 const int j = 64 * i + 2 * lane;
-                const bool there = q && j < D;
-                x[r][i][0] = there ? __ldg(q + j) : 0.0f;
-                x[r][i][1] = there ? __ldg(q + j + 1) : 0.0f;
+                const float2 v = q && j < D ? __ldg((const float2 *)(q + j)) : make_float2(0, 0);
+                x[r][i][0] = v.x;
+                x[r][i][1] = v.y;
             }
         }
 #pragma unroll
@@ -145,15 +154,18 @@ template <int NT> LT_DEV void flash_mask(float (&s)[NT][4], const flash_rows &r,
         }
 }
 
-/* Products become weights; back come the factors for what was summed before. */
-template <int NT> LT_DEV void flash_softmax(float (&s)[NT][4], flash_rows &r, float (&fix)[2])
+/* Products become weights; back come the factors for what was summed before. SUM: r.l is kept. */
+template <int NT, bool SUM = true> LT_DEV void flash_softmax(float (&s)[NT][4], flash_rows &r, float (&fix)[2])
 {
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        float m = r.m[h];
+        float most[4] = {r.m[h], s[0][2 * h], s[0][2 * h + 1], s[1][2 * h]}; /* four chains, for each waits for itself */
 #pragma unroll
         for (int i = 0; i < NT; i++)
-            m = fmaxf(m, fmaxf(s[i][2 * h], s[i][2 * h + 1]));
+#pragma unroll
+            for (int k = 0; k < 2; k++)
+                most[i % 2 * 2 + k] = fmaxf(most[i % 2 * 2 + k], s[i][2 * h + k]);
+        float m = fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3]));
         m = fmaxf(m, __shfl_xor_sync(LT_FULL, m, 1));
         m = fmaxf(m, __shfl_xor_sync(LT_FULL, m, 2));
         const float base = (m == LT_NEG_INF ? 0.0f : m) * r.scale[h];
@@ -167,7 +179,8 @@ template <int NT> LT_DEV void flash_softmax(float (&s)[NT][4], flash_rows &r, fl
 #pragma unroll
             for (int k = 0; k < 2; k++) {
                 s[i][2 * h + k] = flash_exp2(lt_fma(s[i][2 * h + k], r.scale[h], -base));
-                l += s[i][2 * h + k];
+                if (SUM)
+                    l += s[i][2 * h + k];
             }
         r.l[h] = l;
     }
@@ -221,19 +234,39 @@ LT_DEV void flash_total(const lt_args &a, flash_rows &r, int row, int group, int
     }
 }
 
-template <int OT> LT_DEV void flash_store(const lt_cuda_attention &a, const float (&o)[OT][4], const flash_rows &r, int row, int group, int kv_head)
+/* A warp's sixteen results, from row0 on, through 2 KiB of shared memory at a time so that lines leave whole: as the
+ * products lie, each store would touch eight of them. at(i): place of columns 32 i .. 32 i + 31, PLACES of them. */
+template <int D, int PLACES, int N, class AT>
+LT_DEV void flash_store(const lt_cuda_attention &a, const float (&o)[N][4], const flash_rows &r, int row0, int group, int kv_head, AT at)
 {
+    const int lane = (int)threadIdx.x % 32;
+    float *y[4];
+    __syncwarp();
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
-        float *y = flash_row(a, a.y, a.y_token, a.y_head, row + 8 * h, group, kv_head);
-        if (!y || r.last[h] < 0)
-            continue;
-        y += threadIdx.x % 4 * 2;
+    for (int k = 0; k < 4; k++) {
+        const int i = 4 * k + lane / 8, last = __shfl_sync(LT_FULL, r.last[k / 2], i % 8 * 4);
+        y[k] = last < 0 ? NULL : flash_row(a, a.y, a.y_token, a.y_head, row0 + i, group, kv_head);
+    }
 #pragma unroll
-        for (int i = 0; i < OT; i++) {
-            y[8 * i] = o[i][2 * h] * r.l[h];
-            y[8 * i + 1] = o[i][2 * h + 1] * r.l[h];
+    for (int c = 0; c < D; c += 32) {
+        uint8_t *const to = at(c / 32 % PLACES);
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+#pragma unroll
+            for (int h = 0; h < 2; h++)
+                if (c + 8 * i < D)
+                    *(float2 *)(to + (8 * h + lane / 4) * 128 + ((2 * i + lane % 4 / 2) ^ lane / 4) * 16 + lane % 2 * 8) =
+                        make_float2(o[c / 8 + i][2 * h] * r.l[h], o[c / 8 + i][2 * h + 1] * r.l[h]);
+        __syncwarp();
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            const int i = 4 * k + lane / 8, chunk = lane % 8;
+            const float4 v = *(const float4 *)(to + i * 128 + (chunk ^ i % 8) * 16);
+            if (y[k] && c + 4 * chunk < D)
+                *(float4 *)(y[k] + c + 4 * chunk) = v;
         }
+        if (PLACES == 1)
+            __syncwarp();
     }
 }
 
@@ -252,8 +285,15 @@ LT_DEV int flash_slot(const lt_cuda_attention &a, int slot, int &from, int &to)
 {
     __shared__ int lo[8], hi[8];
     int least = 0x7fffffff, most = -1;
+    const int quads = a.pos % 16 ? 0 : a.tokens / 4;
 #pragma unroll 4
-    for (int t = (int)threadIdx.x; t < a.tokens; t += 256) {
+    for (int t = (int)threadIdx.x; t < quads; t += 256) {
+        const int4 p = __ldg((const int4 *)a.pos + t);
+        least = min(least, min(min(p.x, p.y), min(p.z, p.w)));
+        most = max(most, max(max(p.x, p.y), max(p.z, p.w)));
+    }
+#pragma unroll 1
+    for (int t = 4 * quads + (int)threadIdx.x; t < a.tokens; t += 256) {
         const int pos = __ldg((const int *)a.pos + t);
         least = min(least, pos);
         most = max(most, pos);

@@ -10,9 +10,12 @@
 #define LT_FLASH90_PANEL(D, ROWS) (((D) + 63) / 64 * (ROWS) * 128)
 #define LT_FLASH90_BYTES(D, BN, ROWS, STAGES) (2048 + LT_FLASH90_PANEL(D, ROWS) + 2 * (STAGES) * LT_FLASH90_PANEL(D, BN))
 
-/* With int8 keys: their rows padded to panels of 128, as many for the queries, and a scale a key in each stage. */
+/* With int8 keys: their rows padded to panels of 128, as many for the queries, and a scale a key in each stage; a panel of
+ * ones beside the values where a product holds as many columns and the registers hold its result. */
 #define LT_SAGE_PITCH(D) (((D) + 127) / 128 * 128)
+#define LT_SAGE_ONES(D) ((D) == 128)
 #define LT_SAGE90_BYTES(D, BN, ROWS, STAGES)                                                                           \
-    (2048 + LT_SAGE_PITCH(D) * ((ROWS) + (STAGES) * (BN)) + (STAGES) * (LT_FLASH90_PANEL(D, BN) + 4 * (BN)))
+    (2048 + LT_SAGE_PITCH(D) * ((ROWS) + (STAGES) * (BN)) +                                                            \
+     (STAGES) * (LT_FLASH90_PANEL(D, BN) + (LT_SAGE_ONES(D) ? 128 * (BN) : 0) + 4 * (BN)))
 
 #endif

@@ -12,7 +12,9 @@
 #include "wgmma.cuh"
 
 template <int D, int BN, int GROUPS, int STAGES, bool SAGE> struct shape {
-    static constexpr int BM = 64 * GROUPS, K_TILE = SAGE ? LT_SAGE_PITCH(D) * BN : LT_FLASH90_PANEL(D, BN), V_TILE = LT_FLASH90_PANEL(D, BN);
+    static constexpr bool ONES = LT_SAGE_ONES(D) && SAGE; /* a panel of ones beside the values: products sum the weights */
+    static constexpr int BM = 64 * GROUPS, K_TILE = SAGE ? LT_SAGE_PITCH(D) * BN : LT_FLASH90_PANEL(D, BN);
+    static constexpr int V_BYTES = LT_FLASH90_PANEL(D, BN), V_TILE = V_BYTES + (ONES ? BN * 128 : 0);
     static constexpr int Q = 1024, K = Q + (SAGE ? LT_SAGE_PITCH(D) * BM : LT_FLASH90_PANEL(D, BM)), V = K + STAGES * K_TILE;
     static constexpr int SCALES = V + STAGES * V_TILE, END = SCALES + (SAGE ? STAGES * BN * 4 : 0);
     static constexpr int FULL = 0, EMPTY = 2 * STAGES, BARS = 4 * STAGES; /* full K, full V, empty K, empty V, each a stage */
@@ -43,8 +45,13 @@ LT_DEV void feed(const lt_cuda_attention &a, const lt_cuda_flash_maps &maps, uin
     const bool lead = threadIdx.x % 128 == 0;
     int page = -1, page_of = -1;
     bool taken = true; /* false: the computing groups are stuck, which they report */
+    int stage = 0, round = 0;
     for (int h = 0; h < 2 * (end - begin + 1); h++) {
-        const int value = h % 2, tile = begin + h / 2, stage = h / 2 % STAGES, round = h / 2 / STAGES, base = tile * BN;
+        const int value = h % 2, tile = begin + h / 2, base = tile * BN;
+        if (h && !value) {
+            stage = stage + 1 < STAGES ? stage + 1 : 0;
+            round += stage == 0;
+        }
         const uint32_t room = bars + 8 * (S::EMPTY + value * STAGES + stage), full = bars + 8 * (S::FULL + value * STAGES + stage);
         const uint32_t to = smem + (value ? S::V + stage * S::V_TILE : S::K + stage * S::K_TILE);
         if (base / LT_PAGE != page_of) {
@@ -68,7 +75,7 @@ LT_DEV void feed(const lt_cuda_attention &a, const lt_cuda_flash_maps &maps, uin
             if (!lead)
                 continue;
             taken = taken && (!round || bar_wait(room, (round - 1) & 1));
-            bar_expect(full, S::V_TILE);
+            bar_expect(full, S::V_BYTES);
 #pragma unroll
             for (int x = 0; x < D; x += 64)
                 box_copy(to + x * BN * 2, value ? &maps.v : &maps.k, x, kv_head * LT_PAGE + base % LT_PAGE, page, full);
@@ -88,39 +95,50 @@ LT_DEV void feed(const lt_cuda_attention &a, const lt_cuda_flash_maps &maps, uin
     }
 }
 
-template <int D, int BN, int ROWS> LT_DEV void scores(float (&s)[BN / 8][4], uint32_t q, uint32_t k)
+template <int D, int BN, int ROWS> LT_DEV void scores(float (&s)[BN / 8][4], uint64_t q, uint64_t k)
 {
     wg_fence();
 #pragma unroll
     for (int i = 0; i < D / 16; i++)
-        wg_product<BN>(s, wg_desc(q + i / 4 * ROWS * 128 + i % 4 * 32, 16), wg_desc(k + i / 4 * BN * 128 + i % 4 * 32, 16), i > 0);
+        wg_product<BN>(s, wg_step(q, i / 4 * ROWS * 128 + i % 4 * 32), wg_step(k, i / 4 * BN * 128 + i % 4 * 32), i > 0);
     wg_commit();
 }
 
-template <int D, int BN, int ROWS> LT_DEV void scores8(uint32_t (&s)[BN / 8][4], uint32_t q, uint32_t k)
+template <int D, int BN, int ROWS> LT_DEV void scores8(uint32_t (&s)[BN / 8][4], uint64_t q, uint64_t k)
 {
     wg_fence();
 #pragma unroll
     for (int i = 0; i < D / 32; i++)
-        wg_product8<BN>(s, wg_desc(q + i / 4 * ROWS * 128 + i % 4 * 32, 16), wg_desc(k + i / 4 * BN * 128 + i % 4 * 32, 16), i > 0);
+        wg_product8<BN>(s, wg_step(q, i / 4 * ROWS * 128 + i % 4 * 32), wg_step(k, i / 4 * BN * 128 + i % 4 * 32), i > 0);
     wg_commit();
 }
 
-/* Integers below 2^22 to floats, times the scale of their key. */
-template <int BN> LT_DEV void to_floats(float (&s)[BN / 8][4], const uint32_t (&n)[BN / 8][4], uint32_t scales)
+/* Half of a tile's keys; queries in registers. */
+template <int D, int BN> LT_DEV void half_scores8(uint32_t (&s)[BN / 16][4], const uint32_t (&q)[D / 32][4], uint64_t k)
 {
-    scales += threadIdx.x % 4 * 8;
+    wg_fence();
 #pragma unroll
-    for (int i = 0; i < BN / 8; i++) {
-        float d[2];
-        asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];" : "=f"(d[0]), "=f"(d[1]) : "r"(scales + 32 * i));
+    for (int i = 0; i < D / 32; i++)
+        wg_product8<BN / 2>(s, q[i], wg_step(k, i / 4 * BN * 128 + i % 4 * 32), i > 0);
+    wg_commit();
+}
+
+/* Times the scale of their key. */
+template <int NT, int N> LT_DEV void to_floats(float (&s)[NT][4], int at, const uint32_t (&n)[N][4], const uint8_t *scales)
+{
+    const float2 *d = (const float2 *)scales + threadIdx.x % 4;
 #pragma unroll
-        for (int k = 0; k < 4; k++)
-            s[i][k] = (__uint_as_float(0x4b400000u + n[i][k]) - 12582912.0f) * d[k % 2];
+    for (int i = 0; i < N; i++) {
+        const float2 v = d[4 * (at + i)];
+        s[at + i][0] = (float)(int)n[i][0] * v.x;
+        s[at + i][1] = (float)(int)n[i][1] * v.y;
+        s[at + i][2] = (float)(int)n[i][2] * v.x;
+        s[at + i][3] = (float)(int)n[i][3] * v.y;
     }
 }
 
-/* The elements x of a lane, lane * E + e of a row of 32 E, times the Hadamard matrix of that size. */
+/* A row of 8 E elements by eight lanes, times a Hadamard matrix: within a lane, then with lanes 1, 2 and 4 away, each of
+ * which takes half of what both have. Which element a lane ends up with, and its sign, is the same for every row. */
 template <int E> LT_DEV void hadamard(float (&x)[E])
 {
 #pragma unroll
@@ -133,64 +151,97 @@ template <int E> LT_DEV void hadamard(float (&x)[E])
                 x[e | h] = u - v;
             }
 #pragma unroll
-    for (int h = 1; h < 32; h *= 2)
+    for (int h = 1; h < 8; h *= 2) {
+        const bool upper = threadIdx.x & h;
 #pragma unroll
-        for (int e = 0; e < E; e++) {
-            const float v = __shfl_xor_sync(LT_FULL, x[e], h);
-            x[e] = (threadIdx.x & h) ? v - x[e] : x[e] + v;
+        for (int e = 0; e < E / 2; e++) {
+            const float mine = upper ? x[e + E / 2] : x[e];
+            const float theirs = __shfl_xor_sync(LT_FULL, upper ? x[e] : x[e + E / 2], h);
+            x[e] = mine + theirs;
+            x[e + E / 2] = mine - theirs;
         }
+    }
 }
 
-/* A row to int8; returns the scale, NaN for a row that is not finite. */
-template <int E> LT_DEV float round8(const float (&x)[E], int8_t (&n)[E])
+/* A row to int8, four in a word; returns the scale, NaN for a row that is not finite. */
+template <int E> LT_DEV float round8(const float (&x)[E], uint32_t (&n)[E / 4])
 {
     uint32_t top = 0;
 #pragma unroll
     for (int e = 0; e < E; e++)
         top = max(top, __float_as_uint(x[e]) & 0x7fffffffu);
-    top = __reduce_max_sync(LT_FULL, top);
+#pragma unroll
+    for (int h = 1; h < 8; h *= 2)
+        top = max(top, __shfl_xor_sync(LT_FULL, top, h));
     const float most = __uint_as_float(top), by = top >= 0x7f800000u || most < 1e-36f ? 0.0f : 127.0f / most;
 #pragma unroll
-    for (int e = 0; e < E; e++)
-        n[e] = (int8_t)__float2int_rn(x[e] * by);
-    return top >= 0x7f800000u ? __int_as_float(0x7fffffff) : by > 0 ? most / 127.0f : 0.0f;
+    for (int i = 0; i < E / 4; i++) {
+        uint32_t b[4]; /* the low byte of 1.5 * 2^23 + n is that of n */
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            b[e] = __float_as_uint(lt_fma(x[4 * i + e], by, 12582912.0f));
+        n[i] = __byte_perm(__byte_perm(b[0], b[1], 0x0040), __byte_perm(b[2], b[3], 0x0040), 0x5410);
+    }
+    return top >= 0x7f800000u ? __int_as_float(0x7fffffff) : by > 0 ? most / 127.0f : 1e-30f; /* times -inf, 0 would be NaN */
 }
 
-/* Sixteen rows of queries, as flash_stage. */
-template <int D, class AT, class PUT> LT_DEV void sage_stage(const lt_cuda_attention &a, int row0, int group, int kv_head, AT at, PUT put)
+/* What a lane holds of a row, to its E bytes there. */
+template <int E> LT_DEV void put8(uint8_t *to, const uint32_t (&n)[E / 4])
 {
-    constexpr int E = D / 32, R = 8;
+    if constexpr (E == 8)
+        *(uint2 *)to = make_uint2(n[0], n[1]);
+    else
+#pragma unroll
+        for (int i = 0; i < E / 16; i++)
+            *(uint4 *)(to + 16 * i) = make_uint4(n[4 * i], n[4 * i + 1], n[4 * i + 2], n[4 * i + 3]);
+}
+
+/* Sixteen rows of queries, as flash_stage; at(row, byte). */
+template <int D, class AT> LT_DEV void sage_stage(const lt_cuda_attention &a, int row0, int group, int kv_head, AT at, flash_rows &r)
+{
+    constexpr int E = D / 8, STEPS = D > 128 ? 2 : 4; /* of four rows, whose loads are in flight together */
     const int lane = (int)threadIdx.x % 32;
-#pragma unroll 1
-    for (int b = 0; b < 16; b += R) {
-        float x[R][E];
+    float d[4];
 #pragma unroll
-        for (int r = 0; r < R; r++) {
-            const float *q = flash_row(a, a.q, a.q_token, a.q_head, row0 + b + r, group, kv_head);
+    for (int b = 0; b < 4; b += STEPS) {
+        float x[STEPS][E];
 #pragma unroll
-            for (int e = 0; e < E; e++)
-                x[r][e] = q ? __ldg(q + lane * E + e) : 0.0f;
+        for (int i = 0; i < STEPS; i++) {
+            const float *q = flash_row(a, a.q, a.q_token, a.q_head, row0 + 4 * (b + i) + lane / 8, group, kv_head);
+#pragma unroll
+            for (int e = 0; e < E; e += 4) { /* eight floats a lane, 64 a row */
+                const float4 v = q ? __ldg((const float4 *)(q + e / 8 * 64 + lane % 8 * 8 + e % 8)) : make_float4(0, 0, 0, 0);
+                x[i][e] = v.x, x[i][e + 1] = v.y, x[i][e + 2] = v.z, x[i][e + 3] = v.w;
+            }
         }
 #pragma unroll
-        for (int r = 0; r < R; r++) {
-            int8_t n[E];
-            hadamard<E>(x[r]);
-            const float d = round8<E>(x[r], n);
-            uint8_t *to = at(b + r, lane * E);
+        for (int i = 0; i < STEPS; i++) {
+            uint32_t n[E / 4];
+            hadamard<E>(x[i]);
+            d[b + i] = round8<E>(x[i], n);
 #pragma unroll
-            for (int e = 0; e < E; e += 2)
-                *(uint16_t *)(to + e) = (uint16_t)((uint8_t)n[e] | (uint8_t)n[e + 1] << 8);
-            put(b + r, a.scale * 1.44269504f * (d / D));
+            for (int k = 0; k < E / 4; k += E < 16 ? 2 : 4) { /* as put8, to 16 bytes that lie apart */
+                uint8_t *to = at(4 * (b + i) + lane / 8, lane % 8 * E + 4 * k);
+                if constexpr (E < 16)
+                    *(uint2 *)to = make_uint2(n[k], n[k + 1]);
+                else
+                    *(uint4 *)to = make_uint4(n[k], n[k + 1], n[k + 2], n[k + 3]);
+            }
         }
+    }
+#pragma unroll
+    for (int h = 0; h < 2; h++) { /* to the lanes that hold row lane / 4 + 8 h of a product */
+        const float lo = __shfl_sync(LT_FULL, d[2 * h], lane / 4 % 4 * 8), hi = __shfl_sync(LT_FULL, d[2 * h + 1], lane / 4 % 4 * 8);
+        r.scale[h] = a.scale * 1.44269504f * ((lane < 16 ? lo : hi) / D);
     }
 }
 
-template <int D, int BN> LT_DEV void weigh(float (&o)[D / 8][4], const uint32_t (&p)[BN / 16][4], uint32_t v)
+template <int N, int BN> LT_DEV void weigh(float (&o)[N / 8][4], const uint32_t (&p)[BN / 16][4], uint64_t v)
 {
     wg_fence();
 #pragma unroll
     for (int i = 0; i < BN / 16; i++)
-        wg_weighted<D>(o, p[i], wg_desc(v + i * 2048, BN * 128));
+        wg_weighted<N>(o, p[i], wg_step(v, i * 2048));
     wg_commit();
 }
 
@@ -218,32 +269,40 @@ LT_DEV void stage_queries(const lt_cuda_attention &a, uint8_t *to, int at, int r
 {
     const int lane = (int)threadIdx.x % 32;
     r.scale[0] = r.scale[1] = 0.0f;
-    const auto keep = [&](int i, float f) {
-        if (i % 8 == lane / 4) {
-            r.scale[0] = i < 8 ? f : r.scale[0];
-            r.scale[1] = i < 8 ? r.scale[1] : f;
-        }
-    };
     if constexpr (SAGE)
-        sage_stage<D>(
-            a, row0 + at, group, kv_head,
-            [&](int i, int j) { return to + wg_at<BM>(at + i, j / 16) + j % 16; }, keep);
+        sage_stage<D>(a, row0 + at, group, kv_head, [&](int i, int j) { return to + wg_at<BM>(at + i, j / 16) + j % 16; }, r);
     else
         flash_stage<D>(
-            a, row0 + at, group, kv_head,
-            [&](int i, int j) { return to + wg_at<BM>(at + i, j / 8) + j % 8 * 2; }, keep);
+            a, row0 + at, group, kv_head, [&](int i, int j) { return to + wg_at<BM>(at + i, j / 8) + j % 8 * 2; },
+            [&](int i, float f) {
+                if (i % 8 == lane / 4) {
+                    r.scale[0] = i < 8 ? f : r.scale[0];
+                    r.scale[1] = i < 8 ? r.scale[1] : f;
+                }
+            });
 }
+
+template <int n> struct later { static constexpr int value = n; };
 
 template <int D, int BN, int GROUPS, bool TURNS, int STAGES, bool SAGE>
 LT_DEV void compute(const lt_args &a, uint8_t *mem, uint32_t smem, uint32_t bars, int begin, int end, int row0, int group, int kv_head, const flash_span &sp)
 {
     typedef shape<D, BN, GROUPS, STAGES, SAGE> S;
+    constexpr bool QREG = SAGE && D <= 128 && GROUPS == 2; /* queries in registers: a third less is read of shared memory */
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, wg = warp / 4;
     flash_rows r;
     stage_queries<D, S::BM, SAGE>(a, mem + S::Q, warp * 16, row0, group, kv_head, r);
     flash_bend(a, r);
-    wg_proxy();
-    named_sync(1 + wg, 128);
+    uint32_t qr[QREG ? D / 32 : 1][4];
+    if constexpr (QREG) {
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < D / 32; i++)
+            lt_ldmatrix4(qr[i], smem + S::Q + wg_at<S::BM>(warp * 16 + lane % 16, 2 * i + lane / 16));
+    } else {
+        wg_proxy();
+        named_sync(1 + wg, 128);
+    }
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         r.m[h] = LT_NEG_INF;
@@ -251,83 +310,113 @@ LT_DEV void compute(const lt_args &a, uint8_t *mem, uint32_t smem, uint32_t bars
         r.last[h] = flash_pos(a, (row0 + warp * 16 + 8 * h + lane / 4) / group);
         r.first[h] = flash_first(a.window, r.last[h]);
     }
-    float o[D / 8][4], s[BN / 8][4], fix[2];
+    constexpr int N = S::ONES ? D + 8 : D;
+    float o[N / 8][4], s[BN / 8][4], fix[2];
     uint32_t p[BN / 16][4];
 #pragma unroll
-    for (int i = 0; i < D / 8; i++)
+    for (int i = 0; i < N / 8; i++)
 #pragma unroll
         for (int k = 0; k < 4; k++)
             o[i][k] = 0.0f;
-    const uint32_t q = smem + S::Q + wg * 64 * 128;
+    const uint64_t q = wg_desc(smem + S::Q + wg * 64 * 128, 16), keys = wg_desc(smem + S::K, 16), values = wg_desc(smem + S::V, BN * 128);
     bool fed = true;
-    const auto full = [&](int value, int n) { fed = fed && bar_wait(bars + 8 * (S::FULL + value * STAGES + n % STAGES), n / STAGES & 1); };
-    const auto empty = [&](int value, int n) {
+    int stage = 0, phase = 0;
+    const auto look = [&](int value, int at, int turn) { return GROUPS == 2 && bar_try(bars + 8 * (S::FULL + value * STAGES + at), turn); };
+    const auto full = [&](int value, bool seen) { fed = fed && (seen || bar_wait(bars + 8 * (S::FULL + value * STAGES + stage), phase)); };
+    const auto empty = [&](int value, int at) {
         if (lane == 0)
-            bar_arrive(bars + 8 * (S::EMPTY + value * STAGES + n % STAGES));
+            bar_arrive(bars + 8 * (S::EMPTY + value * STAGES + at));
     };
-    uint32_t n8[SAGE ? BN / 8 : 1][4];
-    const auto begin_scores = [&](int n) {
-        const uint32_t k = smem + S::K + n % STAGES * S::K_TILE;
-        if constexpr (SAGE)
+    uint32_t n8[SAGE ? QREG ? BN / 16 : BN / 8 : 1][4], more[QREG ? BN / 16 : 1][4];
+    const auto begin_scores = [&]() {
+        const uint64_t k = wg_step(keys, stage * S::K_TILE);
+        if constexpr (QREG) {
+            half_scores8<D, BN>(n8, qr, k);
+            half_scores8<D, BN>(more, qr, wg_step(k, BN / 2 * 128));
+        } else if constexpr (SAGE) {
             scores8<D, BN, S::BM>(n8, q, k);
-        else
-            scores<D, BN, S::BM>(s, q, k);
-    };
-    const auto end_scores = [&](int n) { /* after their wait */
-        if constexpr (SAGE) {
-            wg_hold(n8);
-            to_floats<BN>(s, n8, smem + S::SCALES + n % STAGES * BN * 4);
         } else {
+            scores<D, BN, S::BM>(s, q, k);
+        }
+    };
+    const auto end_scores = [&](auto behind) { /* products begun after them */
+        constexpr int LATER = decltype(behind)::value;
+        [[maybe_unused]] const uint8_t *scales = mem + S::SCALES + stage * BN * 4;
+        if constexpr (QREG) { /* the first half under the products of the second */
+            wg_wait<LATER + 1>();
+            wg_hold(n8);
+            to_floats(s, 0, n8, scales);
+            wg_hold(s); /* before the wait */
+            wg_wait<LATER>();
+            wg_hold(more);
+            to_floats(s, BN / 16, more, scales);
+        } else if constexpr (SAGE) {
+            wg_wait<LATER>();
+            wg_hold(n8);
+            to_floats(s, 0, n8, scales);
+        } else {
+            wg_wait<LATER>();
             wg_hold(s);
         }
-        empty(0, n);
+        empty(0, stage);
     };
     const auto soften = [&](int tile) {
         flash_cap<BN / 8>(a, s, r);
         if (!(tile * BN >= sp.all_first && tile * BN + BN - 1 <= sp.all_last))
             flash_mask<BN / 8>(s, r, tile * BN);
-        flash_softmax<BN / 8>(s, r, fix);
+        flash_softmax<BN / 8, !S::ONES>(s, r, fix);
     };
     if (TURNS && wg == 1)
         named_arrive(8, 256); /* the first turn is group 0's */
-    full(0, 0);
-    begin_scores(0);
-    wg_wait<0>();
-    end_scores(0);
+    full(0, false);
+    begin_scores();
+    end_scores(later<0>());
     soften(begin);
     pack<BN>(p, s);
-    full(1, 0);
-    for (int n = 1; n <= end - begin; n++) {
-        full(0, n);
+    full(1, false);
+    bool next = false, there; /* barriers are asked before their answers are needed */
+    for (int tile = begin + 1; tile <= end; tile++) {
+        const int before = stage;
+        stage = stage + 1 < STAGES ? stage + 1 : 0;
+        phase ^= stage == 0;
+        full(0, next);
         if (TURNS)
             named_sync(8 + wg, 256);
-        begin_scores(n);
-        weigh<D, BN>(o, p, smem + S::V + (n - 1) % STAGES * S::V_TILE);
+        begin_scores();
+        weigh<N, BN>(o, p, wg_step(values, before * S::V_TILE));
         if (TURNS)
             named_arrive(8 + (wg ^ 1), 256);
-        wg_wait<1>();
-        end_scores(n);
-        soften(begin + n);
+        end_scores(later<1>());
+        there = look(1, stage, phase);
+        next = tile < end && look(0, stage + 1 < STAGES ? stage + 1 : 0, phase ^ (stage + 1 == STAGES));
+        soften(tile);
         wg_hold(s);
-        full(1, n); /* a branch, which keeps the softmax before the wait, under the products */
+        full(1, there); /* a branch, which keeps the softmax before the wait, under the products */
         wg_wait<0>();
         wg_hold(o);
         wg_hold(p);
-        empty(1, n - 1);
+        empty(1, before);
         if (__any_sync(LT_FULL, fix[0] != 1.0f || fix[1] != 1.0f))
-            rescale<D / 8>(o, fix);
+            rescale<N / 8>(o, fix);
         pack<BN>(p, s);
     }
     if (TURNS && wg == 0)
         named_sync(8, 256);
-    weigh<D, BN>(o, p, smem + S::V + (end - begin) % STAGES * S::V_TILE);
+    weigh<N, BN>(o, p, wg_step(values, stage * S::V_TILE));
     wg_wait<0>();
     wg_hold(o);
-    const int row = row0 + warp * 16 + lane / 4;
-    flash_total(a, r, row, group, kv_head);
+    if constexpr (S::ONES) { /* every lane has the sum of its rows */
+        r.l[0] = lane % 4 ? 0.0f : o[D / 8][0];
+        r.l[1] = lane % 4 ? 0.0f : o[D / 8][2];
+    }
+    const int row = row0 + warp * 16;
+    flash_total(a, r, row + lane / 4, group, kv_head);
     if (!fed)
         r.l[0] = r.l[1] = __int_as_float(0x7fffffff);
-    flash_store<D / 8>(a, o, r, row, group, kv_head);
+    if constexpr (!QREG)
+        named_sync(1 + wg, 128); /* all have used the queries, whose place the results take */
+    flash_store<D, (SAGE ? LT_SAGE_PITCH(D) : LT_FLASH90_PANEL(D, 1)) / 128>(
+        a, o, r, row, group, kv_head, [&](int i) { return mem + S::Q + i * S::BM * 128 + warp * 2048; });
 }
 
 template <int D, int BN, int GROUPS, bool TURNS, int STAGES, bool SAGE> LT_DEV void flash90(const lt_args &a, const lt_cuda_flash_maps &maps)
@@ -337,13 +426,19 @@ template <int D, int BN, int GROUPS, bool TURNS, int STAGES, bool SAGE> LT_DEV v
     const uint32_t raw = (uint32_t)__cvta_generic_to_shared(shared), smem = (raw + 1023) / 1024 * 1024, bars = smem;
     const int group = a.heads / a.kv.kv_heads, kv_head = (int)blockIdx.x;
     const int row0 = (int)(gridDim.y - 1 - blockIdx.y) * S::BM; /* the longest first */
-    const flash_span sp = flash_span_of(a, row0, S::BM, group);
+    const flash_span sp = flash_span_of<S::BM>(a, row0, group);
     if (sp.last < 0)
         return;
     if (threadIdx.x == 0) {
         for (int i = 0; i < S::BARS; i++)
             bar_init(bars + 8 * i, i < S::EMPTY ? 1 : 4 * GROUPS);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    if constexpr (S::ONES) {
+        for (int i = (int)threadIdx.x; i < STAGES * BN * 8; i += 128 * (GROUPS + 1))
+            *(uint4 *)(shared + (smem - raw) + S::V + i / (BN * 8) * S::V_TILE + S::V_BYTES + i % (BN * 8) * 16) =
+                make_uint4(0x3c003c00u, 0x3c003c00u, 0x3c003c00u, 0x3c003c00u);
+        wg_proxy();
     }
     __syncthreads();
     const int begin = sp.first / BN, end = sp.last / BN;
@@ -362,10 +457,10 @@ template <int D, int BN, int GROUPS, bool TURNS, int STAGES, bool SAGE> LT_DEV v
     }
 }
 
-/* A page of keys of one kv head to int8, a warp a row. */
+/* A page of keys of one kv head to int8, four rows a warp. */
 template <int D> LT_DEV void sage_keys(const lt_cuda_attention &a)
 {
-    constexpr int E = D / 32;
+    constexpr int E = D / 8, STEP = 32, N = D > 128 ? 1 : 2; /* rows of the block at a time; such steps loaded ahead */
     const int lane = (int)threadIdx.x % 32, slot = (int)blockIdx.x, kv_head = (int)blockIdx.y;
     int from, to;
     const int logical = flash_slot(a, slot, from, to);
@@ -374,22 +469,35 @@ template <int D> LT_DEV void sage_keys(const lt_cuda_attention &a)
         return;
     const uint64_t key0 = ((uint64_t)kv_head * a.kv.pages + slot) * LT_PAGE;
     float *scales = (float *)(a.scratch + (uint64_t)a.kv.kv_heads * a.kv.pages * LT_PAGE * LT_SAGE_PITCH(D)) + key0;
-#pragma unroll 2
-    for (int i = from + (int)threadIdx.x / 32; i <= to; i += 8) {
-        const unsigned short *row = (const unsigned short *)(page + (uint64_t)i * a.kv.row_bytes) + lane * E;
-        float x[E];
-        int8_t n[E];
+    for (int first = from + (int)threadIdx.x / 8; first - lane / 8 <= to; first += N * STEP) { /* all lanes of a warp, or none */
+        uint4 h[N][E / 8];
 #pragma unroll
-        for (int e = 0; e < E; e++)
-            x[e] = lt_half(__ldg(row + e));
-        hadamard<E>(x);
-        const float d = round8<E>(x, n);
-        uint8_t *out = (uint8_t *)a.scratch + (key0 + i) * LT_SAGE_PITCH(D) + lane * E;
+        for (int i = 0; i < N; i++)
 #pragma unroll
-        for (int e = 0; e < E; e += 2)
-            *(uint16_t *)(out + e) = (uint16_t)((uint8_t)n[e] | (uint8_t)n[e + 1] << 8);
-        if (lane == 0)
-            scales[i] = d;
+            for (int k = 0; k < E / 8; k++)
+                h[i][k] = first + i * STEP <= to ? __ldg((const uint4 *)(page + (uint64_t)(first + i * STEP) * a.kv.row_bytes) + 8 * k + lane % 8)
+                                                 : make_uint4(0, 0, 0, 0);
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            float x[E];
+            uint32_t n[E / 4];
+#pragma unroll
+            for (int k = 0; k < E / 8; k++) {
+                const uint32_t u[4] = {h[i][k].x, h[i][k].y, h[i][k].z, h[i][k].w};
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    x[8 * k + 2 * e] = lt_half(u[e] & 0xffff);
+                    x[8 * k + 2 * e + 1] = lt_half(u[e] >> 16);
+                }
+            }
+            hadamard<E>(x);
+            const float d = round8<E>(x, n);
+            if (first + i * STEP > to)
+                continue;
+            put8<E>((uint8_t *)a.scratch + (key0 + first + i * STEP) * LT_SAGE_PITCH(D) + lane % 8 * E, n);
+            if (lane % 8 == 0)
+                scales[first + i * STEP] = d;
+        }
     }
 }
 #define KEYS(D) sage_keys<D>(a)

@@ -19,6 +19,12 @@ LT_DEV uint64_t wg_desc(uint32_t at, uint32_t step)
     return (uint64_t)((at & 0x3ffff) >> 4) | (uint64_t)(step >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
 }
 
+/* The same, `bytes` further: tiles lie below 256 KiB, so no carry leaves the low word. */
+LT_DEV uint64_t wg_step(uint64_t desc, uint32_t bytes)
+{
+    return (desc & 0xffffffff00000000u) | (uint32_t)((uint32_t)desc + (bytes >> 4));
+}
+
 LT_DEV void wg_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 LT_DEV void wg_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int n> LT_DEV void wg_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(n) : "memory"); }
@@ -46,6 +52,7 @@ template <int n> LT_DEV void wg_hold(uint32_t (&x)[n][4])
 #define WG_40(d, i) WG_32(d, i), WG_8(d, i + 8)
 #define WG_48(d, i) WG_32(d, i), WG_16(d, i + 8)
 #define WG_56(d, i) WG_48(d, i), WG_8(d, i + 12)
+#define WG_68(d, i) WG_64(d, i), WG_4(d, i + 16)
 #define WG_96(d, i) WG_64(d, i), WG_32(d, i + 16)
 #define WG_128(d, i) WG_64(d, i), WG_64(d, i + 16)
 #define WG_T0 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
@@ -94,6 +101,21 @@ template <int N> LT_DEV void wg_product8(uint32_t (&d)[N / 8][4], uint64_t a, ui
         WG_SS8(128, WG_T0 WG_T32 WG_T40 WG_T48 WG_T56, WG_I64(d, 0), "64", "65", "66");
 }
 
+/* The same with a in registers: row l / 4 (and l / 4 + 8), bytes 4 (l % 4) .. and 16 further. */
+#define WG_RS8(N, TEXT, OUT, A0, A1, A2, A3, B, ADD)                                                                   \
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %" ADD ", 0; wgmma.mma_async.sync.aligned.m64n" #N                    \
+                 "k32.s32.s8.s8 {" TEXT "}, {%" A0 ",%" A1 ",%" A2 ",%" A3 "}, %" B ", p; }"                           \
+                 : OUT                                                                                                 \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add))
+template <int N> LT_DEV void wg_product8(uint32_t (&d)[N / 8][4], const uint32_t (&a)[4], uint64_t b, int add)
+{
+    static_assert(N == 64 || N == 128, "keys of a tile");
+    if constexpr (N == 64)
+        WG_RS8(64, WG_T0, WG_I32(d, 0), "32", "33", "34", "35", "36", "37");
+    else
+        WG_RS8(128, WG_T0 WG_T32 WG_T40 WG_T48 WG_T56, WG_I64(d, 0), "64", "65", "66", "67", "68", "69");
+}
+
 /* d += a . b, a in registers, the rows of b along the sum. */
 #define WG_RS(N, TEXT, OUT, A0, A1, A2, A3, B)                                                                         \
     asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.f16.f16 {" TEXT "}, {%" A0 ",%" A1 ",%" A2 ",%" A3    \
@@ -102,7 +124,7 @@ template <int N> LT_DEV void wg_product8(uint32_t (&d)[N / 8][4], uint64_t a, ui
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
 template <int N> LT_DEV void wg_weighted(float (&d)[N / 8][4], const uint32_t (&a)[4], uint64_t b)
 {
-    static_assert(N == 64 || N == 80 || N == 96 || N == 112 || N == 128 || N == 192 || N == 256, "head sizes");
+    static_assert(N == 64 || N == 80 || N == 96 || N == 112 || N == 128 || N == 136 || N == 192 || N == 256, "head sizes");
     if constexpr (N == 64)
         WG_RS(64, WG_T0, WG_32(d, 0), "32", "33", "34", "35", "36");
     else if constexpr (N == 80)
@@ -113,6 +135,8 @@ template <int N> LT_DEV void wg_weighted(float (&d)[N / 8][4], const uint32_t (&
         WG_RS(112, WG_T0 WG_T32 WG_T40 WG_T48, WG_56(d, 0), "56", "57", "58", "59", "60");
     else if constexpr (N == 128)
         WG_RS(128, WG_T0 WG_T32 WG_T40 WG_T48 WG_T56, WG_64(d, 0), "64", "65", "66", "67", "68");
+    else if constexpr (N == 136)
+        WG_RS(136, WG_T0 WG_T32 WG_T40 WG_T48 WG_T56 ",%64,%65,%66,%67", WG_68(d, 0), "68", "69", "70", "71", "72");
     else if constexpr (N == 192)
         WG_RS(192, WG_T0 WG_T32 WG_T40 WG_T48 WG_T56 WG_T64, WG_96(d, 0), "96", "97", "98", "99", "100");
     else
