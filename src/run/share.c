@@ -220,8 +220,13 @@ static lt_status try_claim(lt_share *s, const wish *w, bool last, uint64_t *gran
     uint32_t n = lt__ledger_others(s->ledger, others, true);
     uint64_t busy = spoken_for(others, n) + w->reserve, free_bytes = lt_device_free_bytes(s->dev);
     uint64_t room = free_bytes > busy ? free_bytes - busy : 0;
-    /* An equal share at most is asked of others; what is free anyway may be more. */
-    uint64_t fair = (w->total - lt__min_u64(w->total, w->reserve)) / (n + 1);
+    /* An equal share at most is asked of others, of what is free and what these processes hold: the rest of the card is not
+     * theirs to give. What is free anyway may be more. */
+    uint64_t all = free_bytes + w->fixed;
+    for (uint32_t i = 0; i < n; i++)
+        all += others[i].have;
+    all = lt__min_u64(all, w->total);
+    uint64_t fair = (all - lt__min_u64(all, w->reserve)) / (n + 1);
     uint64_t target = lt__max_u64(w->least, lt__min_u64(w->want, fair)) - w->fixed;
     *grant = lt__min_u64(room, w->want - w->fixed);
     *enough = *grant >= target || (last && *grant >= w->least - w->fixed);

@@ -68,6 +68,26 @@ def memory_20_the_second_comes_while_the_first_has_all():
     expect(load(path("b.json"))["budget_bytes"] + load(path("a.json"))["budget_changes"][0]["to"] <= CARD, "more than the card")
 
 
+def memory_20_shares_are_of_what_others_leave():
+    """Where something else holds most of the card, two Lowtides halve the rest: neither asks for half of the card."""
+    global DEV
+    os.environ["LOWTIDE_SHARED_DIR"] = path("share of the rest")
+    was, DEV = DEV, f"sim:vram=200M,h2d=2G,latency=100us,poison=off,threads=1,card={path('held')}"
+    taker = subprocess.Popen([os.path.join(build, "tests", "takevram"), DEV, "40M", "120"], stdout=subprocess.PIPE)
+    taker.stdout.read(4)
+    a = start("a", "one", 500)
+    wait_for_text(a)
+    end(start("b", "two", 60))
+    end(a)
+    taker.kill()
+    taker.communicate()
+    DEV = was
+    os.environ["LOWTIDE_SHARED_DIR"] = path("share")
+    expect(tokens("a") == tokens("a0") and tokens("b") == tokens("b0"), "sharing changed an answer")
+    left = min(c["to"] for c in load(path("a.json"))["budget_changes"])
+    expect(left >= CARD // 3, f"the first was left {left} of {CARD}: no fair share")
+
+
 def memory_20_started_in_any_interleaving():
     """Either first, the other at once or in the middle of its opening, planning, loading, answering; and three at once."""
     for first, second in (("a", "b"), ("b", "a")):
@@ -111,6 +131,7 @@ def memory_20_what_a_co_tenant_releases_is_used():
 
 used = []
 memory_20_the_second_comes_while_the_first_has_all()
+memory_20_shares_are_of_what_others_leave()
 memory_20_started_in_any_interleaving()
 memory_20_what_a_co_tenant_releases_is_used()
 

@@ -14,7 +14,7 @@
 #else
 #define VMM API
 #endif
-#define BIAS 0x5100000000000000ull
+#define BIAS FAKE_CUDA_BIAS
 #define GRANULE ((uint64_t)2 << 20)
 
 enum { RESERVED, MAPPED, ALLOCATED, REGISTERED, MANAGED };
@@ -190,9 +190,12 @@ static void hold(int64_t bytes)
         g_counts.peak_held_bytes = g_counts.held_bytes;
 }
 
+static uint64_t g_neighbour_step, g_neighbour;
+static bool g_told_apart = true;
+
 static uint64_t used(void)
 {
-    return g_counts.held_bytes + (g_context.refs ? FAKE_CUDA_CONTEXT_BYTES : 0) + g_counts.modules * FAKE_CUDA_MODULE_BYTES;
+    return g_neighbour + g_counts.held_bytes + (g_context.refs ? FAKE_CUDA_CONTEXT_BYTES : 0) + g_counts.modules * FAKE_CUDA_MODULE_BYTES;
 }
 
 static void *host_of(uint64_t at) { return (void *)(uintptr_t)(at - BIAS); }
@@ -407,6 +410,7 @@ API lt_curesult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
     if (device)
         return BAD("no such device");
     g_counts.contexts++;
+    g_neighbour += g_neighbour_step;
     if (!g_context.refs++)
         g_broken = 0;
     *context = &g_context;
@@ -812,6 +816,7 @@ API lt_curesult cuModuleLoadData(CUmodule *out, const void *image)
         return BAD("no fat binary");
     *out = calloc(1, sizeof **out);
     g_counts.modules++;
+    g_neighbour += g_neighbour_step;
     return leave(LT_CU_OK);
 }
 
@@ -982,11 +987,15 @@ API lt_nvmlreturn nvmlDeviceGetComputeRunningProcesses_v3(lt_nvmldevice device, 
         return 7;
     pthread_mutex_lock(&g_lock);
     out[0] = (lt_nvmlprocess){.pid = 1, .used = 1};
-    out[1] = (lt_nvmlprocess){.pid = (unsigned)getpid(), .used = used()};
+    out[1] = (lt_nvmlprocess){.pid = (unsigned)getpid(), .used = g_told_apart ? used() - g_neighbour : g_neighbour};
     *count = 2;
     pthread_mutex_unlock(&g_lock);
     return 0;
 }
+API lt_nvmlreturn nvmlDeviceGetCurrPcieLinkGeneration(lt_nvmldevice device, unsigned *out) { return (void)device, *out = 1, 0; }
+API lt_nvmlreturn nvmlDeviceGetCurrPcieLinkWidth(lt_nvmldevice device, unsigned *out) { return (void)device, *out = 8, 0; }
+API lt_nvmlreturn nvmlDeviceGetMaxPcieLinkGeneration(lt_nvmldevice device, unsigned *out) { return (void)device, *out = 4, 0; }
+API lt_nvmlreturn nvmlDeviceGetMaxPcieLinkWidth(lt_nvmldevice device, unsigned *out) { return (void)device, *out = 16, 0; }
 API lt_nvmlreturn nvmlSystemGetDriverVersion(char *text, unsigned bytes)
 {
     snprintf(text, bytes, "999.99");
@@ -998,6 +1007,8 @@ API lt_nvmlreturn nvmlSystemGetDriverVersion(char *text, unsigned bytes)
 static void control_reset(void)
 {
     pthread_mutex_lock(&g_lock);
+    g_neighbour = g_neighbour_step = 0;
+    g_told_apart = true;
     fake_cuda_counts keep = g_counts;
     memset(&g_counts, 0, sizeof g_counts);
     g_counts.reservations = keep.reservations;
@@ -1063,6 +1074,7 @@ static void control_attribute(int attribute, int value) { g_attributes[attribute
 static void control_memory(uint64_t total) { g_total = total; }
 static void control_version(int version) { g_version = version; }
 static void control_devices(int n) { g_devices = n; }
+static void control_neighbour(uint64_t bytes, bool told_apart) { g_neighbour_step = bytes, g_told_apart = told_apart; }
 
 __attribute__((constructor)) static void start(void) { control_reset(); }
 
@@ -1070,6 +1082,6 @@ API const fake_cuda_control *fake_cuda(void)
 {
     static const fake_cuda_control c = {control_reset, control_counts, control_fail, control_calls,
                                         control_break, control_attribute, control_memory, control_version,
-                                        control_devices};
+                                        control_neighbour, control_devices};
     return &c;
 }

@@ -30,6 +30,8 @@ typedef struct fake_cuda_control {
     void (*set_attribute)(int attribute, int value);
     void (*set_memory)(uint64_t total);
     void (*set_version)(int version);
+    /* Another process takes so much when a context is made and when a module is loaded; told_apart: NVML lists us as ourselves. */
+    void (*set_neighbour)(uint64_t bytes, bool told_apart);
     void (*set_devices)(int n); /* those beside the first have no concurrent managed access */
 } fake_cuda_control;
 
@@ -38,5 +40,6 @@ typedef const fake_cuda_control *fake_cuda_control_fn(void); /* symbol "fake_cud
 #define FAKE_CUDA_MEMORY ((uint64_t)1 << 30)
 #define FAKE_CUDA_CONTEXT_BYTES ((uint64_t)48 << 20)
 #define FAKE_CUDA_MODULE_BYTES ((uint64_t)2 << 20)
+#define FAKE_CUDA_BIAS 0x5100000000000000ull /* between an address and the host memory that is behind it */
 
 #endif

@@ -86,6 +86,31 @@ static void fixed_costs_are_measured(void **state)
     }
 }
 
+/* A neighbour that takes memory just then is not this process's cost, unless NVML cannot tell them apart. */
+static void neighbours_are_no_fixed_costs(void **state)
+{
+    (void)state;
+    static const struct { const char *spec; bool told_apart; uint64_t fixed; } rows[] = {
+        {SPEC, true, FAKE_CUDA_CONTEXT_BYTES},
+        {SPEC, false, FAKE_CUDA_CONTEXT_BYTES + 200 * MIB}, /* of a number that is another's nothing is believed */
+        {"cuda:kernels=0,driver=" LT_CUDA_FAKE_FILE ",nvml=/nowhere/nvml.so", true, FAKE_CUDA_CONTEXT_BYTES + 200 * MIB},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        fake->reset();
+        fake->set_neighbour(200 * MIB, rows[i].told_apart);
+        rig r = {.ctx = open_ctx()};
+        lt_device_info info;
+        OK(lt_device_open(r.ctx, rows[i].spec, &r.dev, &r.err));
+        lt_device_get_info(r.dev, &info);
+        assert_int_equal(info.fixed_bytes, rows[i].fixed + LT_CUDA_MARGIN);
+        assert_int_equal(info.free_bytes, FAKE_CUDA_MEMORY - FAKE_CUDA_CONTEXT_BYTES - 200 * MIB);
+        lt_device_close(r.dev);
+        lt_ctx_destroy(r.ctx);
+        assert_nothing_left();
+    }
+    fake->reset();
+}
+
 /* ---- memory ---- */
 
 static void pieces_are_large_and_counted(void **state)
@@ -540,6 +565,29 @@ static void failures_go_along_events(void **state)
     close_rig(&r);
 }
 
+static lt_status rest_and_count(void *user, lt_err *err)
+{
+    (void)err;
+    usleep(20000);
+    atomic_fetch_add((_Atomic int *)user, 1);
+    return LT_OK;
+}
+
+/* A lost device may be at work still where the driver only said so of one call; its memory is given back after the sync. */
+static void the_sync_of_a_lost_device_waits(void **state)
+{
+    (void)state;
+    rig r = open_rig(SPEC ",fail=copy:1");
+    _Atomic int ran = 0;
+    OK(lt_device_commit(r.dev, r.mem, 2 * MIB, &r.err));
+    OK(lt_queue_call(r.q, rest_and_count, &ran, &r.err));
+    assert_int_equal(lt_queue_copy(r.q, r.mem, r.mem + MIB, 64, &r.err), LT_E_DEVICE_LOST);
+    assert_int_equal(lt_queue_sync(r.q, &r.err), LT_E_DEVICE_LOST);
+    assert_non_null(strstr(r.err.text, "copy"));
+    assert_int_equal(ran, 1);
+    close_rig(&r);
+}
+
 static void queues_are_limited_and_used_again(void **state)
 {
     (void)state;
@@ -658,6 +706,7 @@ int main(void)
         cmocka_unit_test(opening_says_what_is_missing),
         cmocka_unit_test(every_step_of_opening_may_fail),
         cmocka_unit_test(fixed_costs_are_measured),
+        cmocka_unit_test(neighbours_are_no_fixed_costs),
         cmocka_unit_test(pieces_are_large_and_counted),
         cmocka_unit_test(out_of_memory_names_the_numbers),
         cmocka_unit_test(commit_rolls_back),
@@ -671,6 +720,7 @@ int main(void)
         cmocka_unit_test(asynchronous_errors_name_what_was_given),
         cmocka_unit_test(what_cannot_be_given_fails_at_once),
         cmocka_unit_test(failures_go_along_events),
+        cmocka_unit_test(the_sync_of_a_lost_device_waits),
         cmocka_unit_test(queues_are_limited_and_used_again),
         cmocka_unit_test(every_host_allocation_may_fail),
         cmocka_unit_test(time_is_of_the_device),

@@ -25,7 +25,9 @@ static void kernels_load_by_family_and_count(void **state)
     fake->fail_call("cuModuleLoadData", 1, LT_CU_NO_BINARY_FOR_GPU);
     assert_int_equal(lt__device_prepare(r.dev, &a, &r.err), LT_E_UNSUPPORTED);
     assert_non_null(strstr(r.err.text, "family 'rows'"));
+    fake->set_neighbour(100 * MIB, true); /* takes memory while kernels are loaded */
     assert_int_equal(lt__queue_launch(r.q, &a, &r.err), LT_OK); /* loads it too */
+    fake->set_neighbour(0, true);
     lt_device_get_info(r.dev, &info);
     assert_int_equal(info.fixed_bytes, FAKE_CUDA_CONTEXT_BYTES + LT_CUDA_MARGIN + FAKE_CUDA_MODULE_BYTES);
     assert_int_equal(counts().modules, 1);

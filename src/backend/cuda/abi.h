@@ -213,6 +213,10 @@ typedef struct lt_nvmlprocess {
     X(memory, "nvmlDeviceGetMemoryInfo", 1, (lt_nvmldevice device, lt_nvmlmemory *out))                                \
     X(processes, "nvmlDeviceGetComputeRunningProcesses_v3", 0,                                                         \
       (lt_nvmldevice device, unsigned *count, lt_nvmlprocess *out))                                                    \
-    X(driver, "nvmlSystemGetDriverVersion", 1, (char *text, unsigned bytes))
+    X(driver, "nvmlSystemGetDriverVersion", 1, (char *text, unsigned bytes))                                           \
+    X(link_gen, "nvmlDeviceGetCurrPcieLinkGeneration", 0, (lt_nvmldevice device, unsigned *out))                       \
+    X(link_width, "nvmlDeviceGetCurrPcieLinkWidth", 0, (lt_nvmldevice device, unsigned *out))                          \
+    X(best_gen, "nvmlDeviceGetMaxPcieLinkGeneration", 0, (lt_nvmldevice device, unsigned *out))                        \
+    X(best_width, "nvmlDeviceGetMaxPcieLinkWidth", 0, (lt_nvmldevice device, unsigned *out))
 
 #endif

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #define PIECE_BYTES (LT_CUDA_GRANULE * LT_CUDA_PIECE)
+#define PROBE_BYTES ((uint64_t)32 << 20)
 #define MEASURE_SLACK ((uint64_t)64 << 20)
 
 bool lt__cuda_fault(lt_cuda_device *d, lt_cuda_fault point)
@@ -237,15 +238,30 @@ static void open_nvml(lt_cuda_device *d, const char *path)
                 "no NVML (%s): all that is in use on the device counts as this process's fixed cost", why);
 }
 
-/* What the context took: as the driver lists it for the process, else by the change of what is in use.
- * In a container the process's number may be another's in the list: one with less than what came on top. */
+/* In a container the process's number may be another's in NVML's list. A piece of memory tells: it is counted at once.
+ * *known: there was room for it. */
+static bool is_listed(lt_cuda_device *d, uint64_t own, bool *known)
+{
+    CUdeviceptr at;
+    uint64_t then = 0;
+    *known = d->cu.mem_alloc(&at, PROBE_BYTES) == LT_CU_OK;
+    if (!*known)
+        return false;
+    bool asked = lt__nvml_process_used(&d->nvml, &then);
+    (void)d->cu.mem_free(at);
+    return asked && then >= own + PROBE_BYTES && then <= own + PROBE_BYTES + PROBE_BYTES / 4;
+}
+
+/* What the context took: as the driver lists it for the process, else by the change of what is in use, in which
+ * others' that starts or ends meanwhile is counted too. */
 static uint64_t measure_fixed(lt_cuda_device *d, bool have_before, uint64_t before)
 {
     uint64_t used = 0, own = 0, more = 0;
     size_t free = 0, total = 0;
-    bool changed = have_before && lt__nvml_used(&d->nvml, &used);
+    bool changed = have_before && lt__nvml_used(&d->nvml, &used), known, have = lt__nvml_process_used(&d->nvml, &own);
     more = changed && used > before ? used - before : 0;
-    if (lt__nvml_process_used(&d->nvml, &own) && (!changed || own + MEASURE_SLACK >= more))
+    d->listed = have && is_listed(d, own, &known);
+    if (d->listed || (have && !known && (!changed || own + MEASURE_SLACK >= more)))
         return own;
     if (changed)
         return more;
@@ -463,6 +479,16 @@ static bool cuda_identify(lt_ctx *ctx, const char *opts, char *id, size_t bytes)
     return found;
 }
 
+/* A card at rest takes its link down a few generations; the width stays what the slot gives. */
+static void describe_link(const lt_nvml *n, char *out, size_t bytes)
+{
+    unsigned gen, width, best_gen, best_width;
+    if (!n->library || !n->link_gen || !n->link_width || !n->best_gen || !n->best_width || n->link_gen(n->device, &gen) != 0 ||
+        n->link_width(n->device, &width) != 0 || n->best_gen(n->device, &best_gen) != 0 || n->best_width(n->device, &best_width) != 0)
+        return;
+    snprintf(out, bytes, ", PCIe %u x%u now, %u x%u at best", gen, width, best_gen, best_width);
+}
+
 static void cuda_probe(lt_ctx *ctx, char *out, size_t bytes)
 {
     lt_cuda_device *d = NULL;
@@ -478,8 +504,10 @@ static void cuda_probe(lt_ctx *ctx, char *out, size_t bytes)
     char version[64] = "unknown";
     if (d->nvml.library)
         (void)d->nvml.driver(version, sizeof version);
-    snprintf(out, bytes, "%s, compute capability %d.%d, driver %s (CUDA %d.%d)%s; kernels for %s", d->name, d->props.major, d->props.minor,
-             version, d->cu.version / 1000, d->cu.version % 1000 / 10, d->vmm ? "" : ", plain memory: an arena cannot shrink", archs);
+    char link[96] = "";
+    describe_link(&d->nvml, link, sizeof link);
+    snprintf(out, bytes, "%s, compute capability %d.%d, driver %s (CUDA %d.%d)%s%s; kernels for %s", d->name, d->props.major, d->props.minor,
+             version, d->cu.version / 1000, d->cu.version % 1000 / 10, link, d->vmm ? "" : ", plain memory: an arena cannot shrink", archs);
     cuda_close(dev);
 }
 

@@ -185,6 +185,7 @@ struct lt_cuda_device {
     bool             managed, places; /* places: kept memory can be held by pieces that nobody maps */
     bool             vmm, sync_check, read_only_register, maps_host, kernels, graphs, fuse, early;
     uint64_t         total_bytes;
+    bool             listed; /* NVML's number of this process is its own: what it holds can be asked */
     _Atomic uint64_t fixed_bytes;
     _Atomic uint64_t fail_in[LT_CUDA_FAULT_COUNT];
 

@@ -96,6 +96,16 @@ static lt_curesult load_functions(lt_cuda_device *d, CUmodule module)
     return r;
 }
 
+/* By this process where NVML tells, else by all: a neighbour that takes gigabytes meanwhile must not become our fixed cost. */
+static uint64_t taken(lt_cuda_device *d)
+{
+    uint64_t own = 0;
+    size_t free = 0, total = 0;
+    if (d->listed && lt__nvml_process_used(&d->nvml, &own))
+        return own;
+    return d->cu.memory_info(&free, &total) == LT_CU_OK && free <= total ? total - free : 0;
+}
+
 /* Under the modules' lock, in the context. What loading took counts as fixed. */
 static lt_status load_family(lt_cuda_device *d, uint32_t f, lt_err *err)
 {
@@ -106,8 +116,7 @@ static lt_status load_family(lt_cuda_device *d, uint32_t f, lt_err *err)
         return LT_OK;
     if (!image)
         return lt__fail(err, LT_E_UNSUPPORTED, "cuda: this build has no kernels of the family '%s'", name);
-    size_t before = 0, after = 0, total = 0;
-    (void)d->cu.memory_info(&before, &total);
+    uint64_t before = taken(d);
     lt_curesult r = lt__cuda_fault(d, LT_CUDA_FAULT_load) ? LT_CU_OUT_OF_MEMORY
                                                           : d->cu.module_load(&m->module[f], image->data);
     if (r != LT_CU_OK) {
@@ -124,11 +133,10 @@ static lt_status load_family(lt_cuda_device *d, uint32_t f, lt_err *err)
         m->module[f] = NULL;
         return lt__cuda_fail(d, err, r, "cuda: functions of the family '%s' do not load", name);
     }
-    (void)d->cu.memory_info(&after, &total);
-    if (before > after)
-        atomic_fetch_add_explicit(&d->fixed_bytes, before - after, memory_order_relaxed);
+    uint64_t after = taken(d), more = after > before ? after - before : 0;
+    atomic_fetch_add_explicit(&d->fixed_bytes, more, memory_order_relaxed);
     atomic_store_explicit(&m->loaded[f], true, memory_order_release);
-    lt__log(d->base.ctx, LT_LOG_DEBUG, "cuda", "family '%s' loaded: %zu bytes", name, before > after ? before - after : 0);
+    lt__log(d->base.ctx, LT_LOG_DEBUG, "cuda", "family '%s' loaded: %" PRIu64 " bytes", name, more);
     return LT_OK;
 }
 

@@ -367,13 +367,14 @@ lt_status lt__cuda_queue_sync(lt_queue *handle, lt_err *err)
 {
     lt_cuda_queue *q = queue_of(handle);
     lt_cuda_device *d = device_of(q);
-    if (atomic_load_explicit(&d->lost, memory_order_acquire))
-        return queue_state(q, err);
-    lt_status s = lt__cuda_enter(d, err);
+    bool lost = atomic_load_explicit(&d->lost, memory_order_acquire);
+    lt_status s = lt__cuda_enter(d, lost ? NULL : err);
     if (s != LT_OK)
-        return s;
+        return lost ? queue_state(q, err) : s;
     lt_curesult r = d->cu.stream_sync(q->stream);
     lt__cuda_leave(d);
+    if (lost) /* waited for all the same: work given before may run on, over memory that the caller gives back next */
+        return queue_state(q, err);
     if (r != LT_CU_OK)
         return fail_late(q, r, "the queue's sync", err);
     q->n_names = 0;
