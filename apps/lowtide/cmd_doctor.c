@@ -8,8 +8,9 @@
 
 typedef struct findings { json_t *list; int problems; } findings;
 
-static void find(findings *f, const char *what, const char *remedy)
+static void find(void *list, const char *what, const char *remedy)
 {
+    findings *f = list;
     json_array_append_new(f->list, json_pack("{s:s, s:s}", "problem", what, "remedy", remedy));
     f->problems++;
 }
@@ -95,7 +96,7 @@ int cmd_doctor(const opts *o)
         lt_device_get_info(a.dev, &d);
         look_at_limits(&f, &d);
         char gpu[512] = "this build has no GPU backend";
-        (void)lt_device_probe(a.ctx, "cuda", gpu, sizeof gpu);
+        (void)lt_device_probe(a.ctx, "cuda", gpu, sizeof gpu, find, &f);
         if (o->v[OPT_json].set)
             app_print_json(json_pack("{s:s, s:s, s:s, s:s, s:s, s:I, s:I, s:o, s:O}", "lowtide", lt_version(), "device", d.name, "memory_mode", d.memory_mode, "gpu", gpu, "isa", d.isa,
                                      "total_bytes", (json_int_t)d.total_bytes, "free_bytes", (json_int_t)d.free_bytes, "profile",

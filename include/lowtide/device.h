@@ -73,9 +73,11 @@ typedef struct lt_device_info {
  * docs/architecture.md says what each means. */
 LT_API LT_NODISCARD lt_status
 lt_device_open(lt_ctx *ctx, const char *spec, lt_device **out, lt_err *err);
-/* One line on what a kind of device found on this machine ("cuda": driver, card, kernels), or why it
- * found nothing; opens it for the moment. False when there is nothing to look for. */
-LT_API bool lt_device_probe(lt_ctx *ctx, const char *kind, char *out, size_t bytes);
+/* One line on what a kind of device found on this machine ("cuda": driver, card, link, kernels), or why it
+ * found nothing, and, where found is given, each problem with what helps against it; opens it for the moment. False when
+ * there is nothing to look for. */
+typedef void (*lt_finding_fn)(void *user, const char *problem, const char *remedy);
+LT_API bool lt_device_probe(lt_ctx *ctx, const char *kind, char *out, size_t bytes, lt_finding_fn found, void *user);
 /* lt_device_info's id of the device that spec names, without opening it; false: it has none. */
 LT_API bool lt_device_identify(lt_ctx *ctx, const char *spec, char *id, size_t bytes);
 LT_API void lt_device_close(lt_device *dev); /* NULL is fine */

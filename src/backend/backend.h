@@ -83,8 +83,8 @@ typedef struct lt_backend {
     lt_status (*open)(lt_ctx *ctx, const char *opts, lt_device **out, lt_err *err);
     /* lt_device_info's id of the device that opts name, without opening it; false: it has none. NULL: none has. */
     bool (*identify)(lt_ctx *ctx, const char *opts, char *id, size_t bytes);
-    /* One line on what was found on this machine, or why nothing is; NULL: nothing to look for. */
-    void (*probe)(lt_ctx *ctx, char *out, size_t bytes);
+    /* As lt_device_probe; NULL: nothing to look for. */
+    void (*probe)(lt_ctx *ctx, char *out, size_t bytes, lt_finding_fn found, void *user);
 } lt_backend;
 
 extern const lt_backend lt__backend_cpu, lt__backend_sim, lt__backend_cuda;

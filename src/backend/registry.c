@@ -37,11 +37,11 @@ bool lt_device_identify(lt_ctx *ctx, const char *spec, char *id, size_t bytes)
     return false;
 }
 
-bool lt_device_probe(lt_ctx *ctx, const char *kind, char *out, size_t bytes)
+bool lt_device_probe(lt_ctx *ctx, const char *kind, char *out, size_t bytes, lt_finding_fn found, void *user)
 {
     for (const lt_backend *const *b = lt__backend_list(); ctx && kind && out && bytes && *b; b++)
         if (!strcmp((*b)->name, kind) && (*b)->probe) {
-            (*b)->probe(ctx, out, bytes);
+            (*b)->probe(ctx, out, bytes, found, user);
             return true;
         }
     return false;

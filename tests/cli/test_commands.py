@@ -9,7 +9,7 @@ import shutil
 import struct
 import subprocess
 
-from cli_common import expect, lowtide, lt, load, mkmodel, model, path, tmp
+from cli_common import build, expect, lowtide, lt, load, mkmodel, model, path, tmp
 
 m = model("m.gguf")
 rep, npy, trace = path("r.json"), path("l.npy"), path("t.trace")
@@ -122,6 +122,20 @@ j = json.loads(lt("doctor", "--json").stdout)
 expect(j["profile"]["memory_rate"] > 0 and j["profile"]["dot_rate"]["Q4_K"] > 0 and isinstance(j["problems"], list), "doctor --json")
 expect(j["memory_mode"] == "host" and "; memory: host" in lt("doctor", "--memory", "device").stdout, "doctor: memory_mode")
 expect("problem" in lt("doctor").stdout, "doctor")
+# A made-up driver in the place of the system's: its card's link has eight lanes of sixteen.
+lib = path("lib")
+os.makedirs(lib)
+for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
+    os.symlink(os.path.join(os.path.abspath(build), "tests", "libcuda_fake.so"), os.path.join(lib, name))
+j = json.loads(lt("doctor", "--json", env={**os.environ, "LD_LIBRARY_PATH": lib}).stdout)
+said = {p["problem"]: p["remedy"] for p in j["problems"]}
+if "driver 999.99" in j["gpu"]:
+    expect("PCIe 1 x8 now, 4 x16 at best" in j["gpu"] and "kernels for sm_" in j["gpu"], f"doctor: {j['gpu']}")
+    expect(any("8 lanes of 16" in p for p in said), f"doctor: the link: {said}")
+elif "compute capability 8.9" in j["gpu"]:
+    expect(any("compute capability 8.9" in p and "LT_CUDA_ARCHS" in r for p, r in said.items()), f"doctor: no kernel image: {said}")
+else:
+    expect("has no kernels" in j["gpu"], f"doctor: {j['gpu']}")
 j = json.loads(lt("replay", trace, "--policy", "next-use", "--budget", "1600K", "--json").stdout)
 expect(j["leases"] > 0 and j["peak_live_bytes"] > 0 and j["regret"] >= 0, f"replay: {j}")
 expect(json.loads(lt("replay", trace, "--json").stdout)["smallest_arena_bytes"] >= j["peak_live_bytes"], "replay: smallest arena")

@@ -151,7 +151,7 @@ static bool images_fit(int major, int minor)
     return last && major * 10 + minor >= last;
 }
 
-static void list_archs(char *out, size_t bytes)
+void lt__cuda_list_archs(char *out, size_t bytes)
 {
     size_t used = 0;
     int last = 0;
@@ -167,7 +167,7 @@ static void list_archs(char *out, size_t bytes)
 static lt_status check_kernels(const lt_cuda_device *d, lt_err *err)
 {
     char archs[128];
-    list_archs(archs, sizeof archs);
+    lt__cuda_list_archs(archs, sizeof archs);
     if (!images_fit(d->props.major, d->props.minor))
         return lt__fail(err, LT_E_UNSUPPORTED, "cuda: %s has compute capability %d.%d; this build's kernels are for %s", d->name,
                         d->props.major, d->props.minor, archs);
@@ -479,38 +479,6 @@ static bool cuda_identify(lt_ctx *ctx, const char *opts, char *id, size_t bytes)
     return found;
 }
 
-/* A card at rest takes its link down a few generations; the width stays what the slot gives. */
-static void describe_link(const lt_nvml *n, char *out, size_t bytes)
-{
-    unsigned gen, width, best_gen, best_width;
-    if (!n->library || !n->link_gen || !n->link_width || !n->best_gen || !n->best_width || n->link_gen(n->device, &gen) != 0 ||
-        n->link_width(n->device, &width) != 0 || n->best_gen(n->device, &best_gen) != 0 || n->best_width(n->device, &best_width) != 0)
-        return;
-    snprintf(out, bytes, ", PCIe %u x%u now, %u x%u at best", gen, width, best_gen, best_width);
-}
-
-static void cuda_probe(lt_ctx *ctx, char *out, size_t bytes)
-{
-    lt_cuda_device *d = NULL;
-    lt_device *dev = NULL;
-    lt_err err = {0};
-    char archs[128];
-    list_archs(archs, sizeof archs);
-    if (cuda_open(ctx, "", &dev, &err) != LT_OK) {
-        snprintf(out, bytes, "%s", err.text);
-        return;
-    }
-    d = lt__cuda_of(dev);
-    char version[64] = "unknown";
-    if (d->nvml.library)
-        (void)d->nvml.driver(version, sizeof version);
-    char link[96] = "";
-    describe_link(&d->nvml, link, sizeof link);
-    snprintf(out, bytes, "%s, compute capability %d.%d, driver %s (CUDA %d.%d)%s%s; kernels for %s", d->name, d->props.major, d->props.minor,
-             version, d->cu.version / 1000, d->cu.version % 1000 / 10, link, d->vmm ? "" : ", plain memory: an arena cannot shrink", archs);
-    cuda_close(dev);
-}
-
 static const lt_device_vt cuda_vt = {
     .close = cuda_close,
     .get_info = cuda_get_info,
@@ -553,5 +521,5 @@ const lt_backend lt__backend_cuda = {
     .help = "cuda[:device=N,managed=1,sync-check=1,vmm=0,graphs=0,fuse=0,recycle=SIZE,...]  an NVIDIA card",
     .open = cuda_open,
     .identify = cuda_identify,
-    .probe = cuda_probe,
+    .probe = lt__cuda_probe,
 };

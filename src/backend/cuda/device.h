@@ -314,4 +314,8 @@ bool lt__cuda_supports(const lt_device *dev, const lt_op_args *args, const char 
 uint64_t lt__cuda_scratch_bytes(const lt_device *dev, const lt_op_args *args);
 lt_status lt__cuda_prepare(lt_device *dev, const lt_op_args *args, lt_err *err);
 
+/* Compute capabilities that this build has kernels for. */
+void lt__cuda_list_archs(char *out, size_t bytes);
+void lt__cuda_probe(lt_ctx *ctx, char *out, size_t bytes, lt_finding_fn found, void *user);
+
 #endif
