@@ -2,7 +2,8 @@
  *
  * The reference is cpu:isa=ref,threads=1. The others come from LT_CONFORMANCE_DEVICES, specs
  * separated by ';', by default every instruction set of this machine at 1, 2 and 3 threads,
- * and a simulated card. Data goes in and out by copies, so a device need not be the host. */
+ * and a simulated card. Data goes in and out by copies, so a device need not be the host.
+ * LT_CONFORMANCE_PART=K/N: of the cases that compare devices every Nth, from the Kth on, for tools under which launches are slow. */
 #ifndef LT_TESTS_RIG_H
 #define LT_TESTS_RIG_H
 
@@ -41,7 +42,8 @@ typedef struct rig {
     lt_ctx    *ctx;
     rig_device device[RIG_MAX_DEVICES]; /* 0 is the reference */
     int        n;
-    uint64_t   launches, compared;
+    uint64_t   launches, compared, cases;
+    unsigned   part, parts;
 } rig;
 
 static rig g_rig;
@@ -85,9 +87,12 @@ static bool rig_open_device(rig_device *d, const char *spec, bool must)
 static int rig_setup(void **state)
 {
     (void)state;
-    const char *list = getenv("LT_CONFORMANCE_DEVICES");
+    const char *list = getenv("LT_CONFORMANCE_DEVICES"), *part = getenv("LT_CONFORMANCE_PART");
     bool must = list != NULL;
     char copy[2048], *save = NULL;
+    g_rig.part = g_rig.parts = 1;
+    if (part && (sscanf(part, "%u/%u", &g_rig.part, &g_rig.parts) != 2 || !g_rig.part || g_rig.part > g_rig.parts))
+        fail_msg("LT_CONFORMANCE_PART=%s: expected K/N, such as 1/8", part);
     RIG_OK(lt_ctx_create(NULL, &g_rig.ctx, &e_));
     rig_open_device(&g_rig.device[0], "cpu:isa=ref,threads=1", true);
     g_rig.n = 1;
@@ -111,10 +116,16 @@ static int rig_teardown(void **state)
         lt_device_close(d->dev);
     }
     lt_ctx_destroy(g_rig.ctx);
-    print_message("%d devices, %llu launches, %llu outputs compared bit by bit\n", g_rig.n,
+    char part[32] = "";
+    if (g_rig.parts > 1)
+        snprintf(part, sizeof part, ", part %u of %u", g_rig.part, g_rig.parts);
+    print_message("%d devices%s, %llu launches, %llu outputs compared bit by bit\n", g_rig.n, part,
                   (unsigned long long)g_rig.launches, (unsigned long long)g_rig.compared);
     return 0;
 }
+
+/* How many devices, the reference among them, run the case that begins here: it alone where the case is of another part. */
+static int rig_share(void) { return g_rig.cases++ % g_rig.parts == g_rig.part - 1 ? g_rig.n : 1; }
 
 static lt_addr rig_place(rig_device *d, size_t bytes)
 {
@@ -202,7 +213,7 @@ static void rig_check(const rig_case *c, const char *what, void *out)
 {
     void *got = malloc(c->dst_bytes);
     rig_run(&g_rig.device[0], c, out);
-    for (int i = 1; i < g_rig.n; i++) {
+    for (int i = 1, end = rig_share(); i < end; i++) {
         rig_run(&g_rig.device[i], c, got);
         rig_same(what, g_rig.device[i].spec, &c->args.dst, out, got, c->dst_bytes);
     }

@@ -153,7 +153,7 @@ static void a_batch_equals_each_token_alone(void **state)
         cache_init(&c, &s);
         rig_check(&c.c, setup_name(&s), c.y);
         size_t each = (size_t)s.heads * s.dim;
-        for (int d = 0; d < g_rig.n; d++) {
+        for (int d = 0, end = rig_share(); d < end; d++) {
             for (int32_t t = 0; t < s.tokens; t++) {
                 float one[192];
                 rig_case a = c.c;

@@ -247,7 +247,7 @@ static void weights_at_odd_addresses_are_bit_equal(void **state)
             uint8_t *moved = calloc(1, p.c.src_bytes[1] + 8);
             memcpy(moved + 8, p.w, p.c.src_bytes[1]);
             p.c.src[1] = moved, p.c.src_bytes[1] += 8, p.c.args.src[1].addr = 8;
-            for (int d = 0; d < g_rig.n; d++) {
+            for (int d = 0, end = rig_share(); d < end; d++) {
                 float *got = malloc(p.c.dst_bytes);
                 rig_run(&g_rig.device[d], &p.c, got);
                 rig_same(product_name(&p, DATA_NORMAL), g_rig.device[d].spec, &p.c.args.dst, p.y, got, p.c.dst_bytes);
@@ -308,7 +308,7 @@ static void slices_equal_the_whole(void **state)
             rig_run(&g_rig.device[0], &p.c, p.y);
             size_t bytes = (size_t)(tokens * wide) * 4;
             float *got = malloc(bytes);
-            for (int d = 0; d < g_rig.n; d++) {
+            for (int d = 0, end = rig_share(); d < end; d++) {
                 memset(got, 0x5a, bytes);
                 for (int k = 0; k + 1 < 5; k++) {
                     rig_case c = p.c;
@@ -349,7 +349,7 @@ static void a_batch_equals_each_token_alone(void **state)
             int64_t tokens = k ? 33 : 7;
             product_init(&p, (lt_dtype)t, rows, cols, tokens, DATA_NORMAL);
             rig_check(&p.c, product_name(&p, DATA_NORMAL), p.y);
-            for (int d = 0; d < g_rig.n; d++) {
+            for (int d = 0, end = rig_share(); d < end; d++) {
                 for (int64_t i = 0; i < tokens; i++) {
                     float one[24];
                     rig_case c = p.c;
@@ -450,7 +450,7 @@ static void prompts_hold_their_bounds(void **state)
             for (int64_t j = 0; j < p.tokens; j++) /* rows of very different size: f16 alone would overflow */
                 for (int64_t c = 0; c < p.cols; c++)
                     ((float *)p.act)[j * p.cols + c] = p.x[j * p.cols + c] *= j % 3 == 1 ? 1e7f : j % 3 == 2 ? 1e-9f : 1;
-            for (int d = 0; d < g_rig.n; d++) {
+            for (int d = 0, end = rig_share(); d < end; d++) {
                 rig_run(&g_rig.device[d], &p.c, p.y);
                 for (int64_t j = 0; j < p.tokens; j++) { /* each row by itself, the small ones too */
                     product row = p;

@@ -24,7 +24,7 @@ static void check_prompt(const setup *s)
     cache c = prompt_cache(s);
     float *want = malloc(c.c.dst_bytes);
     rig_run(&g_rig.device[0], &c.c, want);
-    for (int d = 1; d < g_rig.n; d++) {
+    for (int d = 1, end = rig_share(); d < end; d++) {
         rig_run(&g_rig.device[d], &c.c, c.y);
         if (!has_own_order(&g_rig.device[d]))
             rig_same(setup_name(s), g_rig.device[d].spec, &c.c.args.dst, want, c.y, c.c.dst_bytes);
@@ -106,7 +106,7 @@ static void rows_do_not_depend_on_the_batch(void **state)
             cache c = prompt_cache(&s);
             size_t each = (size_t)s.heads * s.dim;
             float *part = malloc(c.c.dst_bytes);
-            for (int v = 1; v < g_rig.n; v++) {
+            for (int v = 1, end = rig_share(); v < end; v++) {
                 rig_run(&g_rig.device[v], &c.c, c.y);
                 for (int n = 0; n < 4; n++)
                     for (int32_t t = 0; t < s.tokens; t += chunks[n]) {
@@ -198,7 +198,7 @@ static void queries_of_zeros_weigh_all_alike(void **state)
         setup s = {.kv = LT_DTYPE_F16, .dim = sizes[n % 3], .length = 430, .tokens = 150, .kv_heads = 1, .heads = 2, .window = n < 3 ? 0 : 140};
         cache c = prompt_cache(&s);
         memset(c.q + (size_t)(40 * 2) * s.dim, 0, (size_t)(31 * 2) * s.dim * 4);
-        for (int v = 1; v < g_rig.n; v++)
+        for (int v = 1, end = rig_share(); v < end; v++)
             for (int how = 0; how < LT_ATTENTION_COUNT; how++) {
                 if (how == LT_ATTENTION_SAGE && !has_sage(&g_rig.device[v], &c.c, NULL))
                     continue;
@@ -258,7 +258,7 @@ static void sage_is_bounded_and_does_not_depend_on_the_batch(void **state)
         size_t each = (size_t)s.heads * s.dim;
         float one[4096];
         c.c.args.params.ATTENTION.how = LT_ATTENTION_SAGE;
-        for (int v = 1; v < g_rig.n; v++) {
+        for (int v = 1, end = rig_share(); v < end; v++) {
             if (!has_sage(&g_rig.device[v], &c.c, NULL))
                 continue;
             ran++;
