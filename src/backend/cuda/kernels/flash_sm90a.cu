@@ -282,7 +282,53 @@ LT_DEV void stage_queries(const lt_cuda_attention &a, uint8_t *to, int at, int r
             });
 }
 
-template <int n> struct later { static constexpr int value = n; };
+/* The products of a tile's keys, begun and, after their wait, ended as floats in s. */
+template <int D, int BN, int BM, bool SAGE, bool QREG> struct products {
+    uint32_t qr[QREG ? D / 32 : 1][4], n8[SAGE ? QREG ? BN / 16 : BN / 8 : 1][4], more[QREG ? BN / 16 : 1][4];
+    LT_DEV void begin(float (&s)[BN / 8][4], uint64_t q, uint64_t k)
+    {
+        if constexpr (QREG) {
+            half_scores8<D, BN>(n8, qr, k);
+            half_scores8<D, BN>(more, qr, wg_step(k, BN / 2 * 128));
+        } else if constexpr (SAGE) {
+            scores8<D, BN, BM>(n8, q, k);
+        } else {
+            scores<D, BN, BM>(s, q, k);
+        }
+    }
+    /* LATER: products begun after them */
+    template <int LATER> LT_DEV void end(float (&s)[BN / 8][4], const uint8_t *scales)
+    {
+        if constexpr (QREG) { /* the first half under the products of the second */
+            wg_wait<LATER + 1>();
+            wg_hold(n8);
+            to_floats(s, 0, n8, scales);
+            wg_hold(s); /* before the wait */
+            wg_wait<LATER>();
+            wg_hold(more);
+            to_floats(s, BN / 16, more, scales);
+        } else if constexpr (SAGE) {
+            wg_wait<LATER>();
+            wg_hold(n8);
+            to_floats(s, 0, n8, scales);
+        } else {
+            wg_wait<LATER>();
+            wg_hold(s);
+        }
+    }
+};
+
+/* This thread's two rows of the block, of which `row` is the first. */
+LT_DEV void begin_rows(const lt_cuda_attention &a, flash_rows &r, int row, int group)
+{
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        r.m[h] = LT_NEG_INF;
+        r.l[h] = 0.0f;
+        r.last[h] = flash_pos(a, (row + 8 * h) / group);
+        r.first[h] = flash_first(a.window, r.last[h]);
+    }
+}
 
 template <int D, int BN, int GROUPS, bool TURNS, int STAGES, bool SAGE>
 LT_DEV void compute(const lt_args &a, uint8_t *mem, uint32_t smem, uint32_t bars, int begin, int end, int row0, int group, int kv_head, const flash_span &sp)
@@ -293,23 +339,17 @@ LT_DEV void compute(const lt_args &a, uint8_t *mem, uint32_t smem, uint32_t bars
     flash_rows r;
     stage_queries<D, S::BM, SAGE>(a, mem + S::Q, warp * 16, row0, group, kv_head, r);
     flash_bend(a, r);
-    uint32_t qr[QREG ? D / 32 : 1][4];
+    products<D, BN, S::BM, SAGE, QREG> product;
     if constexpr (QREG) {
         __syncwarp();
 #pragma unroll
         for (int i = 0; i < D / 32; i++)
-            lt_ldmatrix4(qr[i], smem + S::Q + wg_at<S::BM>(warp * 16 + lane % 16, 2 * i + lane / 16));
+            lt_ldmatrix4(product.qr[i], smem + S::Q + wg_at<S::BM>(warp * 16 + lane % 16, 2 * i + lane / 16));
     } else {
         wg_proxy();
         named_sync(1 + wg, 128);
     }
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        r.m[h] = LT_NEG_INF;
-        r.l[h] = 0.0f;
-        r.last[h] = flash_pos(a, (row0 + warp * 16 + 8 * h + lane / 4) / group);
-        r.first[h] = flash_first(a.window, r.last[h]);
-    }
+    begin_rows(a, r, row0 + warp * 16 + lane / 4, group);
     constexpr int N = S::ONES ? D + 8 : D;
     float o[N / 8][4], s[BN / 8][4], fix[2];
     uint32_t p[BN / 16][4];
@@ -327,39 +367,7 @@ LT_DEV void compute(const lt_args &a, uint8_t *mem, uint32_t smem, uint32_t bars
         if (lane == 0)
             bar_arrive(bars + 8 * (S::EMPTY + value * STAGES + at));
     };
-    uint32_t n8[SAGE ? QREG ? BN / 16 : BN / 8 : 1][4], more[QREG ? BN / 16 : 1][4];
-    const auto begin_scores = [&]() {
-        const uint64_t k = wg_step(keys, stage * S::K_TILE);
-        if constexpr (QREG) {
-            half_scores8<D, BN>(n8, qr, k);
-            half_scores8<D, BN>(more, qr, wg_step(k, BN / 2 * 128));
-        } else if constexpr (SAGE) {
-            scores8<D, BN, S::BM>(n8, q, k);
-        } else {
-            scores<D, BN, S::BM>(s, q, k);
-        }
-    };
-    const auto end_scores = [&](auto behind) { /* products begun after them */
-        constexpr int LATER = decltype(behind)::value;
-        [[maybe_unused]] const uint8_t *scales = mem + S::SCALES + stage * BN * 4;
-        if constexpr (QREG) { /* the first half under the products of the second */
-            wg_wait<LATER + 1>();
-            wg_hold(n8);
-            to_floats(s, 0, n8, scales);
-            wg_hold(s); /* before the wait */
-            wg_wait<LATER>();
-            wg_hold(more);
-            to_floats(s, BN / 16, more, scales);
-        } else if constexpr (SAGE) {
-            wg_wait<LATER>();
-            wg_hold(n8);
-            to_floats(s, 0, n8, scales);
-        } else {
-            wg_wait<LATER>();
-            wg_hold(s);
-        }
-        empty(0, stage);
-    };
+    const auto begin_scores = [&]() { product.begin(s, q, wg_step(keys, stage * S::K_TILE)); };
     const auto soften = [&](int tile) {
         flash_cap<BN / 8>(a, s, r);
         if (!(tile * BN >= sp.all_first && tile * BN + BN - 1 <= sp.all_last))
@@ -370,7 +378,8 @@ LT_DEV void compute(const lt_args &a, uint8_t *mem, uint32_t smem, uint32_t bars
         named_arrive(8, 256); /* the first turn is group 0's */
     full(0, false);
     begin_scores();
-    end_scores(later<0>());
+    product.template end<0>(s, mem + S::SCALES + stage * BN * 4);
+    empty(0, stage);
     soften(begin);
     pack<BN>(p, s);
     full(1, false);
@@ -386,7 +395,8 @@ LT_DEV void compute(const lt_args &a, uint8_t *mem, uint32_t smem, uint32_t bars
         weigh<N, BN>(o, p, wg_step(values, before * S::V_TILE));
         if (TURNS)
             named_arrive(8 + (wg ^ 1), 256);
-        end_scores(later<1>());
+        product.template end<1>(s, mem + S::SCALES + stage * BN * 4);
+        empty(0, stage);
         there = look(1, stage, phase);
         next = tile < end && look(0, stage + 1 < STAGES ? stage + 1 : 0, phase ^ (stage + 1 == STAGES));
         soften(tile);
