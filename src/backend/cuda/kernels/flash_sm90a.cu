@@ -364,6 +364,8 @@ LT_DEV void compute(const lt_args &a, uint8_t *mem, uint32_t smem, uint32_t bars
     const auto look = [&](int value, int at, int turn) { return GROUPS == 2 && bar_try(bars + 8 * (S::FULL + value * STAGES + at), turn); };
     const auto full = [&](int value, bool seen) { fed = fed && (seen || bar_wait(bars + 8 * (S::FULL + value * STAGES + stage), phase)); };
     const auto empty = [&](int value, int at) {
+        if (SAGE && !value)
+            __syncwarp(); /* all lanes have read the scales, not only the one that says so */
         if (lane == 0)
             bar_arrive(bars + 8 * (S::EMPTY + value * STAGES + at));
     };
