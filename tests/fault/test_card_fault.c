@@ -440,6 +440,15 @@ static bool has_managed(const sweep *w)
     return s == LT_OK;
 }
 
+/* What is free, once it is `wanted` or two seconds later: managed memory was seen to come back to the card late. */
+static uint64_t free_in_time(const sweep *w, uint64_t wanted)
+{
+    uint64_t now = lt_device_free_bytes(w->keep);
+    for (int i = 0; i < 200 && now < wanted; i++, now = lt_device_free_bytes(w->keep))
+        nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
+    return now;
+}
+
 static void sweep_all(sweep *w)
 {
     signal(SIGALRM, too_long);
@@ -461,13 +470,18 @@ static void sweep_all(sweep *w)
         bool managed = w->cuda && i == LT_CUDA_FAULT_managed;
         if (!is_wanted(w, i) || (managed && !has_managed(w)))
             continue;
+        if (managed) { /* what the context keeps for managed memory, once there was any, is no leak */
+            (void)run(w, i, NEVER, STREAMED);
+            free_before = free_in_time(w, free_before - slack);
+        }
         sweep_call(w, i, hash, most);
-        uint64_t now = lt_device_free_bytes(w->keep);
+        uint64_t now = free_in_time(w, free_before - slack);
         if (now + slack < free_before)
             fail_msg("after fail=%s %lu bytes of the device are not free again", w->calls[i].name, free_before - now);
     }
     close_keeper(w);
-    uint64_t at_last = open_keeper(w);
+    (void)open_keeper(w);
+    uint64_t at_last = free_in_time(w, at_first - slack);
     close_keeper(w);
     if (at_last + slack < at_first)
         fail_msg("%s: %lu bytes free, before the sweep %lu", w->spec, at_last, at_first);
