@@ -2,6 +2,7 @@
 #ifndef TESTS_SESSION_COMMON_H
 #define TESTS_SESSION_COMMON_H
 
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -158,6 +159,17 @@ static inline outcome run_job(lt_ctx *ctx, const job *j)
     lt_plan_destroy(p);
     lt_model_close(m);
     lt_device_close(dev);
+    return o;
+}
+
+/* One that fits its budget and keeps to its plan. */
+static inline outcome must_run(lt_ctx *ctx, const job *j)
+{
+    outcome o = run_job(ctx, j);
+    if (o.status != LT_OK)
+        fail_msg("%s at %lu bytes: %s", j->model, j->budget, o.err.text);
+    assert_true(o.report.peak_bytes <= o.report.budget_bytes);
+    assert_true(fabs((double)o.report.peak_bytes / (double)o.plan.predicted_peak_bytes - 1) <= 0.02);
     return o;
 }
 

@@ -318,8 +318,8 @@ lt_status lt_session_rebudget(lt_session *s, uint64_t bytes, lt_err *err)
         return LT_OK;
     }
     if (st == LT_OK)
-        return lt__fail(err, LT_E_DEVICE_OOM, "the device did not give %lu bytes; the budget is %lu now", bytes,
-                        s->plan->info.budget_bytes);
+        return lt__fail_native(err, why.status, why.native, "a budget of %lu bytes was refused, it is %lu now: %.380s", bytes,
+                               s->plan->info.budget_bytes, why.text);
     if (s->engine) {
         if (err)
             *err = why;

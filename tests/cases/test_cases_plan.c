@@ -60,16 +60,6 @@ static lt_plan_info must_plan(const char *model, const char *device, const lt_pl
     return info;
 }
 
-static outcome must_run(lt_ctx *ctx, const job *j)
-{
-    outcome o = run_job(ctx, j);
-    if (o.status != LT_OK)
-        fail_msg("%s at %lu bytes: %s", j->model, j->budget, o.err.text);
-    assert_true(o.report.peak_bytes <= o.report.budget_bytes);
-    assert_true(fabs((double)o.report.peak_bytes / (double)o.plan.predicted_peak_bytes - 1) <= 0.02);
-    return o;
-}
-
 static lt_ctx *new_ctx(void)
 {
     lt_ctx *ctx;

@@ -1,7 +1,5 @@
 /* Case 7 of memory: nothing stays behind, and nothing slows down, over two hundred runs in one process. On a card too,
  * which LT_TEST_CARD names. */
-#include <math.h>
-
 #include "session_common.h"
 
 #define SIM "sim:vram=64M,clock=virtual"
@@ -13,16 +11,6 @@ static lt_ctx *new_ctx(void)
     lt_ctx *ctx;
     assert_int_equal(lt_ctx_create(NULL, &ctx, NULL), LT_OK);
     return ctx;
-}
-
-static outcome must_run(lt_ctx *ctx, const job *j)
-{
-    outcome o = run_job(ctx, j);
-    if (o.status != LT_OK)
-        fail_msg("%s at %lu bytes: %s", j->model, j->budget, o.err.text);
-    assert_true(o.report.peak_bytes <= o.report.budget_bytes);
-    assert_true(fabs((double)o.report.peak_bytes / (double)o.plan.predicted_peak_bytes - 1) <= 0.02);
-    return o;
 }
 
 static uint64_t rss_bytes(void)

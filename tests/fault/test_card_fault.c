@@ -34,10 +34,10 @@ typedef struct call {
 } call;
 
 static const call cuda_calls[LT_CUDA_FAULT_COUNT] = {
-    [LT_CUDA_FAULT_reserve]  = {"reserve", "", ALL, {LT_E_DEVICE_OOM}, "address space|did not give"},
-    [LT_CUDA_FAULT_create]   = {"create", "", ALL, {LT_E_DEVICE_OOM}, "cuMemCreate|did not give"},
-    [LT_CUDA_FAULT_map]      = {"map", "", ALL, {LT_E_DEVICE_OOM}, "cuMemMap|did not give"},
-    [LT_CUDA_FAULT_access]   = {"access", "", ALL, {LT_E_DEVICE_OOM}, "cuMemSetAccess|did not give"},
+    [LT_CUDA_FAULT_reserve]  = {"reserve", "", ALL, {LT_E_DEVICE_OOM}, "address space"},
+    [LT_CUDA_FAULT_create]   = {"create", "", ALL, {LT_E_DEVICE_OOM}, "cuMemCreate"},
+    [LT_CUDA_FAULT_map]      = {"map", "", ALL, {LT_E_DEVICE_OOM}, "cuMemMap"},
+    [LT_CUDA_FAULT_access]   = {"access", "", ALL, {LT_E_DEVICE_OOM}, "cuMemSetAccess"},
     [LT_CUDA_FAULT_alloc]    = {"alloc", "vmm=0", S | R, {LT_E_DEVICE_OOM}, "out of memory"},
     [LT_CUDA_FAULT_register] = {"register", "", ALL, {LT_E_HOST_OOM, LT_E_UNSUPPORTED}, "page-lock|pin"},
     [LT_CUDA_FAULT_copy]     = {"copy", "", ALL, {LT_E_DEVICE_LOST}, "copy"},
@@ -47,17 +47,16 @@ static const call cuda_calls[LT_CUDA_FAULT_COUNT] = {
     [LT_CUDA_FAULT_call]     = {"call", "", 0, {LT_E_DEVICE_LOST}, "host call|copy_in|copy_out"}, /* below, with a queue alone */
     [LT_CUDA_FAULT_load]     = {"load", "", S, {LT_E_DEVICE_OOM}, "family"},
     [LT_CUDA_FAULT_graph]    = {"graph", "", S | R, {LT_OK}, NULL},
-    [LT_CUDA_FAULT_managed]  = {"managed", "managed=1", S | C, {LT_E_DEVICE_OOM}, "managed memory|did not give"},
+    [LT_CUDA_FAULT_managed]  = {"managed", "managed=1", S | C, {LT_E_DEVICE_OOM}, "managed memory"},
 };
 static const call sim_calls[LT_FAULT_COUNT] = {
-    [LT_FAULT_COMMIT]     = {"commit", "", ALL, {LT_E_DEVICE_OOM}, "commit|did not give"},
+    [LT_FAULT_COMMIT]     = {"commit", "", ALL, {LT_E_DEVICE_OOM}, "commit"},
     [LT_FAULT_COPY]       = {"copy", "", ALL, {LT_E_DEVICE_LOST}, "copy"},
     [LT_FAULT_LAUNCH]     = {"launch", "", ALL, {LT_E_DEVICE_LOST}, "fault injected"},
     [LT_FAULT_PIN]        = {"pin", "", ALL, {LT_E_HOST_OOM}, "page-lock|pin"},
     [LT_FAULT_READ]       = {"read", "", ALL, {LT_E_IO}, "read"},
     [LT_FAULT_MAP]        = {"map", "", ALL, {LT_E_IO, LT_E_HOST_OOM}, "map"},
-    /* Of a new arena refused for want of host memory, a change of budget says that the device did not give it. */
-    [LT_FAULT_HOST_ALLOC] = {"alloc", "", ALL, {LT_E_HOST_OOM, LT_E_DEVICE_OOM}, NULL},
+    [LT_FAULT_HOST_ALLOC] = {"alloc", "", ALL, {LT_E_HOST_OOM}, NULL},
 };
 
 /* --- a device: a card, a simulated one, or a driver of host memory that the cpu computes for ------ */
