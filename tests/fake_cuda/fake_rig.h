@@ -80,6 +80,8 @@ static inline void assert_nothing_left(void)
     assert_int_equal(c.modules, 0);
     assert_int_equal(c.graphs, 0);
     assert_int_equal(c.held_bytes, 0);
+    assert_int_equal(c.host_bytes, 0);
+    assert_int_equal(c.advised_bytes, 0);
 }
 
 static inline lt_ctx *open_ctx(void)
@@ -125,32 +127,42 @@ static inline void close_rig(rig *r)
 {
     lt_queue_destroy(r->q);
     lt_queue_destroy(r->copy);
-    lt_device_unreserve(r->dev, r->mem, 256 * MIB);
+    if (r->mem)
+        lt_device_unreserve(r->dev, r->mem, 256 * MIB);
     lt_device_close(r->dev);
     assert_int_equal(lt_ctx_host_bytes(r->ctx), 0);
     lt_ctx_destroy(r->ctx);
     assert_nothing_left();
 }
 
+/* Ours and the driver's numbers of what is on the card and on the host are the same. */
 static inline uint64_t held(const rig *r)
 {
     lt_device_stats st;
     lt_device_get_stats(r->dev, &st);
     assert_int_equal(st.committed_bytes, counts().held_bytes);
+    assert_int_equal(st.host_bytes, counts().host_bytes);
     return st.committed_bytes;
+}
+
+static inline const fake_cuda_control *open_fake(const char *file)
+{
+    void *library = dlopen(file, RTLD_NOW | RTLD_LOCAL);
+    void *p = library ? dlsym(library, "fake_cuda") : NULL;
+    if (!p) {
+        fprintf(stderr, "no fake driver: %s\n", dlerror());
+        return NULL;
+    }
+    fake_cuda_control_fn *get;
+    memcpy(&get, &p, sizeof get);
+    return get();
 }
 
 static inline int run_on_fake(const struct CMUnitTest *tests, size_t n, const char *name)
 {
-    void *library = dlopen(LT_CUDA_FAKE_FILE, RTLD_NOW | RTLD_LOCAL);
-    void *p = library ? dlsym(library, "fake_cuda") : NULL;
-    if (!p) {
-        fprintf(stderr, "no fake driver: %s\n", dlerror());
+    fake = open_fake(LT_CUDA_FAKE_FILE);
+    if (!fake)
         return 1;
-    }
-    fake_cuda_control_fn *get;
-    memcpy(&get, &p, sizeof get);
-    fake = get();
     return _cmocka_run_group_tests(name, tests, n, NULL, NULL);
 }
 

@@ -1,121 +1,19 @@
 /* Managed memory of the CUDA device on a fake driver: what is on the card, what never may be, what goes where. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-
-#include <dlfcn.h>
-#include <stdatomic.h>
-#include <stdio.h>
-#include <string.h>
-
-#include "backend/backend.h"
-#include "backend/cuda/device.h"
-#include "base/mem.h"
-#include "fake_cuda/fake_cuda.h"
+#include "fake_cuda/fake_rig.h"
 #include "lowtide/pool.h"
 
-#define OK(x) assert_int_equal((x), LT_OK)
-#define MIB ((uint64_t)1 << 20)
 #define MANAGED "cuda:kernels=0,managed=1," LT_CUDA_FAKE
-#define PLAIN "cuda:kernels=0," LT_CUDA_FAKE
+#define PLAIN SPEC
 #define OLD "cuda:kernels=0,managed=1,driver=" LT_CUDA_OLD_FILE ",nvml=" LT_CUDA_OLD_FILE
 #define DISCARD "cuMemDiscardAndPrefetchBatchAsync"
 
-static const fake_cuda_control *fake, *fake_new, *fake_old;
-
-typedef struct rig {
-    lt_ctx *ctx;
-    lt_device *dev;
-    lt_queue *q;
-    lt_addr mem;
-    lt_err err;
-} rig;
-
-static struct {
-    lt_fault_point point;
-    _Atomic long left;
-} g_hook;
-
-static bool hook(void *user, lt_fault_point point)
-{
-    (void)user;
-    return point == g_hook.point && atomic_fetch_sub(&g_hook.left, 1) == 1;
-}
-
-static void arm(lt_fault_point point, long nth)
-{
-    g_hook.point = point;
-    atomic_store(&g_hook.left, nth);
-}
-
-static fake_cuda_counts counts(void)
-{
-    fake_cuda_counts c;
-    fake->counts(&c);
-    return c;
-}
-
-static void assert_nothing_left(void)
-{
-    fake_cuda_counts c = counts();
-    if (c.violations)
-        fail_msg("%llu violations, the first: %s", (unsigned long long)c.violations, c.violation);
-    assert_int_equal(c.contexts + c.streams + c.events + c.reservations + c.handles + c.allocations + c.registrations, 0);
-    assert_int_equal(c.held_bytes, 0);
-    assert_int_equal(c.host_bytes, 0);
-    assert_int_equal(c.advised_bytes, 0);
-}
-
-static lt_ctx *open_ctx(void)
-{
-    lt_ctx *ctx;
-    lt_ctx_desc d = lt_ctx_desc_default();
-    d.fault = hook;
-    g_hook.left = 0;
-    OK(lt_ctx_create(&d, &ctx, NULL));
-    return ctx;
-}
-
-static rig open_rig(const char *spec)
-{
-    fake->reset();
-    rig r = {.ctx = open_ctx()};
-    if (lt_device_open(r.ctx, spec, &r.dev, &r.err) != LT_OK)
-        fail_msg("%s", r.err.text);
-    OK(lt_queue_create(r.dev, LT_QUEUE_COMPUTE, &r.q, &r.err));
-    OK(lt_device_reserve(r.dev, 256 * MIB, &r.mem, &r.err));
-    assert_int_equal(r.mem % LT_CUDA_GRANULE, 0); /* the fake's allocations are not */
-    return r;
-}
-
-static void close_rig(rig *r)
-{
-    lt_queue_destroy(r->q);
-    if (r->mem)
-        lt_device_unreserve(r->dev, r->mem, 256 * MIB);
-    lt_device_close(r->dev);
-    assert_int_equal(lt_ctx_host_bytes(r->ctx), 0);
-    lt_ctx_destroy(r->ctx);
-    assert_nothing_left();
-}
+static const fake_cuda_control *fake_new, *fake_old;
 
 static lt_device_stats stats(const rig *r)
 {
     lt_device_stats st;
     lt_device_get_stats(r->dev, &st);
     return st;
-}
-
-/* Ours and the driver's numbers of what is on the card and on the host are the same. */
-static uint64_t held(const rig *r)
-{
-    lt_device_stats st = stats(r);
-    assert_int_equal(st.committed_bytes, counts().held_bytes);
-    assert_int_equal(st.host_bytes, counts().host_bytes);
-    return st.committed_bytes;
 }
 
 static uint64_t prefetches(void)
@@ -170,6 +68,7 @@ static void what_is_committed_is_on_the_card(void **state)
 {
     (void)state;
     rig r = open_rig(MANAGED);
+    assert_int_equal(r.mem % LT_CUDA_GRANULE, 0); /* the fake's allocations are not */
     lt_device_info info;
     lt_device_get_info(r.dev, &info);
     assert_string_equal(info.memory_mode, "managed");
@@ -518,19 +417,6 @@ static void a_lost_device_is_closed(void **state)
     assert_int_not_equal(lt_device_commit(r.dev, r.mem + 64 * MIB, 2 * MIB, &r.err), LT_OK);
     lt_device_decommit(r.dev, r.mem, 64 * MIB);
     close_rig(&r);
-}
-
-static const fake_cuda_control *open_fake(const char *file)
-{
-    void *library = dlopen(file, RTLD_NOW | RTLD_LOCAL);
-    void *p = library ? dlsym(library, "fake_cuda") : NULL;
-    if (!p) {
-        fprintf(stderr, "no fake driver: %s\n", dlerror());
-        return NULL;
-    }
-    fake_cuda_control_fn *get;
-    memcpy(&get, &p, sizeof get);
-    return get();
 }
 
 int main(void)
