@@ -18,7 +18,11 @@ all="tests bits sanitizers speed pressure share big" stages="" quick="" rows=""
 for s in "$@"; do
     case $s in
     quick) quick=1 ;;
-    rows=*) rows=${s#rows=} ;;
+    rows=*)
+        rows=${s#rows=}
+        [[ x =~ $rows ]] 2>/dev/null
+        [ $? -le 1 ] || { echo "gpu.sh: $s: expected an extended regular expression" >&2; exit 2; }
+        ;;
     full) ;; # true sizes, as without quick
     tests | bits | sanitizers | speed | pressure | share | big) stages="$stages $s" ;;
     *) echo "gpu.sh: $s: expected quick, full, rows=PATTERN or stages of: $all" >&2; exit 2 ;;
@@ -401,7 +405,7 @@ stage_speed() {
     if has_managed; then # beside the rows of the same budgets
         speed "7b F16, managed memory" 7b-F16 8G 12 -c 1024 --memory managed
         speed "7b Q4_K, managed memory" 7b-Q4_K 8G 128 -c 1024 --memory managed
-    else
+    elif [[ "7b, managed memory" =~ $rows ]]; then
         row "not here" "7b, managed memory" "$why_not_managed"
     fi
     speed "7b Q8_0" 7b-Q8_0 4G 24 -c 1024
@@ -533,4 +537,5 @@ done
 echo "== table"
 cat "$work/table"
 echo "gpu:$stages: $passed passed, $failed FAILED, $not_here not here"
+[ $((passed + failed + not_here)) -gt 0 ] || { echo "gpu.sh: no row of these stages matches rows=$rows" >&2; exit 2; }
 [ $failed = 0 ]
