@@ -115,9 +115,9 @@ stage_tests() {
         esac
     done
     if [ -n "$card" ]; then # a Hopper runs the kernels of other cards too
-        conformance "test_ops_prefill, kernels of other cards" test_ops_prefill "$(with "$dev" sm90a=0)"
+        for t in test_ops_prefill test_ops_linear; do conformance "$t, kernels of other cards" $t "$(with "$dev" sm90a=0)"; done
     else
-        row "not here" "test_ops_prefill, kernels of other cards" "for cards only"
+        for t in test_ops_prefill test_ops_linear; do row "not here" "$t, kernels of other cards" "for cards only"; done
     fi
     conformance "golden logits" test_golden_session "$dev"
     for t in test_device test_rebudget; do
