@@ -111,6 +111,7 @@ lt_status lt_residency_create(lt_pool *pool, const lt_residency_desc *desc, lt_r
 /* Ends the life of every copy; the transfer thread is gone. */
 static void drop_copies(lt_residency *r)
 {
+    (void)lt__res_drop_rooms(r);
     for (uint32_t i = 0; i < r->items_len; i++) {
         res_copy *c = r->items[i].live ? r->items[i].copy : NULL;
         if (!c || c->in_ring) continue;
@@ -277,6 +278,8 @@ lt_status lt_residency_remove(lt_residency *r, lt_item item, lt_err *err)
             continue;
         }
         if (c) lt__res_discard(r, c); /* a slot of the ring; popped in its turn */
+        lt_pool_free(r->pool, it->room, NULL);
+        it->room = (lt_block){0};
         for (size_t k = 0; k < it->at_len; k++) r->plan.order[r->plan.at[it->at + k]] = LT__NO_ITEM;
         res_trace(r, LT__TRACE_REMOVE, item.index, it->bytes, 0);
         lt__free(r->ctx, it->name, it->name_bytes);
@@ -414,8 +417,12 @@ static lt_status load_into_pool(lt_residency *r, uint32_t i, bool evict_prefetch
     res_item *it = &r->items[i];
     lt_err why = {0};
     lt_block b = {0};
+    lt_status st = LT_OK;
     r->own_alloc = true;
-    lt_status st = lt_pool_alloc(r->pool, it->bytes, 0, it->use, NULL, &b, &why);
+    if (it->room.bytes) {
+        b = it->room;
+        it->room = (lt_block){0};
+    } else st = lt_pool_alloc(r->pool, it->bytes, 0, it->use, NULL, &b, &why);
     r->own_alloc = false;
     if (st == LT_OK) {
         res_copy *c = lt__res_copy_new(r, i, err);
@@ -432,6 +439,10 @@ static lt_status load_into_pool(lt_residency *r, uint32_t i, bool evict_prefetch
     }
     lt_pool_stats ps;
     lt_pool_get_stats(r->pool, &ps);
+    if (st == LT_E_DEVICE_OOM && lt__res_drop_rooms(r)) {
+        *again = true;
+        return LT_OK;
+    }
     if (st == LT_E_DEVICE_OOM && it->bytes <= ps.limit) {
         res_copy *v = lt__res_victim(r, evict_prefetched);
         if (v || (evict_prefetched && room_is_coming(r))) {

@@ -108,12 +108,25 @@ void lt__res_trim(lt_residency *r)
     }
 }
 
+uint64_t lt__res_drop_rooms(lt_residency *r)
+{
+    uint64_t given = 0;
+    for (uint32_t i = 0; i < r->items_len; i++) {
+        lt_block *room = &r->items[i].room;
+        given += room->bytes;
+        lt_pool_free(r->pool, *room, NULL);
+        *room = (lt_block){0};
+    }
+    return given;
+}
+
 uint64_t lt__res_pressure(void *user, lt_pool *pool, uint64_t need)
 {
     (void)pool;
     lt_residency *r = user;
     uint64_t given = 0;
     res_lock(r);
+    if (!r->own_alloc) given = lt__res_drop_rooms(r);
     while (!r->own_alloc && given < need) { /* our own requests choose their victims themselves */
         res_copy *v = lt__res_victim(r, true);
         if (!v) break;
@@ -127,6 +140,7 @@ uint64_t lt__res_pressure(void *user, lt_pool *pool, uint64_t need)
 uint64_t lt_residency_shrink(lt_residency *r, uint64_t bytes)
 {
     res_lock(r);
+    (void)lt__res_drop_rooms(r);
     while (r->stats.resident > bytes) {
         res_copy *v = lt__res_victim(r, true);
         if (!v) break;

@@ -67,6 +67,7 @@ typedef struct res_item {
     bool      streamed, live;
     uint32_t  serial, next_free;
     res_copy *copy;
+    lt_block  room; /* of a load ahead that failed: kept for the next, so that nobody takes it in pieces */
     uint64_t  last_use, uses, loaded, load_cost_ns; /* times count leases */
     size_t    at, at_len; /* its positions in the plan: plan.at[at .. at + at_len) */
 } res_item;
@@ -192,6 +193,7 @@ void lt__res_plan_lease(lt_residency *r, uint32_t item);
 uint64_t lt__res_next_use(const lt_residency *r, const res_item *it);
 
 /* residency_evict.c. Lock held; given up meanwhile when *gave_up comes back true. */
+uint64_t lt__res_drop_rooms(lt_residency *r); /* bytes given back */
 res_copy *lt__res_victim(lt_residency *r, bool demand);
 bool lt__res_victim_before(lt_residency *r, const res_copy *victim, const res_item *than);
 bool lt__res_copy_idle(const res_copy *c); /* all uses have passed */

@@ -60,6 +60,10 @@ static void finish_job(lt_residency *r, res_copy *c)
         if (c->leases == 0) {
             lt__log(r->ctx, LT_LOG_WARN, "residency", "prefetch failed, its lease will load again: %s",
                     c->err.text);
+            if (c->item != LT__NO_ITEM && !c->in_ring) {
+                r->items[c->item].room = c->block;
+                c->block = (lt_block){0};
+            }
             lt__res_discard(r, c);
         }
     }

@@ -56,7 +56,7 @@ static const call sim_calls[LT_FAULT_COUNT] = {
     [LT_FAULT_PIN]        = {"pin", "", ALL, {LT_E_HOST_OOM}, "page-lock|pin"},
     [LT_FAULT_READ]       = {"read", "", ALL, {LT_E_IO}, "read"},
     [LT_FAULT_MAP]        = {"map", "", ALL, {LT_E_IO, LT_E_HOST_OOM}, "map"},
-    [LT_FAULT_HOST_ALLOC] = {"alloc", "", ALL, {LT_E_HOST_OOM, LT_E_DEVICE_OOM}, NULL}, /* as in test_session_fault */
+    [LT_FAULT_HOST_ALLOC] = {"alloc", "", ALL, {LT_E_HOST_OOM}, NULL},
 };
 
 /* --- a device: a card, a simulated one, or a driver of host memory that the cpu computes for ------ */

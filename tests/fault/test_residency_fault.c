@@ -195,6 +195,67 @@ static void leases_of_a_failed_queue_are_lost(void **state)
     rig_close(&g);
 }
 
+static lt_status read_or_fail(void *user, uint64_t offset, void *dst, uint64_t bytes, lt_err *err)
+{
+    int *left = user;
+    memset(dst, (int)offset & 0xff, bytes);
+    return (*left)-- > 0 ? lt__fail(err, LT_E_IO, "not yet") : LT_OK;
+}
+
+static void wait_for_failures(rig *g, uint64_t n)
+{
+    lt_residency_stats st;
+    do {
+        usleep(1000);
+        lt_residency_get_stats(g->res, &st);
+    } while (st.failed_loads < n);
+}
+
+/* The room of a load ahead that failed is there for the lease, which would else meet it cut up by others, and for
+ * whoever needs it before. */
+static void a_failed_prefetch_keeps_its_room(void **state)
+{
+    (void)state;
+    enum { BYTES = 64 << 10, ROOM = 256 << 10 };
+    lt_residency_desc d = lt_residency_desc_default();
+    rig g;
+    lt_err err;
+    lt_lease l;
+    lt_block all = {0};
+    lt_pool_stats st;
+    int left = 1;
+    d.ring_bytes = 128 << 10;
+    rig_open(&g, "sim:vram=64M,threads=1", d.ring_bytes + ROOM, NULL, LT_STORE_MAPPED, &d);
+    lt_pool_get_stats(g.pool, &st);
+    uint64_t before = st.live;
+    lt_item_desc it = {.name = "w", .bytes = BYTES, .source = {.read = read_or_fail, .user = &left}, .use = LT_USE_WEIGHT};
+    assert_ok(lt_residency_add(g.res, &it, &g.item[0], &err), err);
+    assert_ok(lt_residency_prefetch(g.res, g.item[0], &err), err);
+    wait_for_failures(&g, 1);
+    lt_pool_get_stats(g.pool, &st);
+    assert_int_equal(st.live, before + BYTES);
+    assert_ok(lt_residency_lease(g.res, g.item[0], g.q, &l, &err), err);
+    assert_int_equal(l.kind, LT_LEASE_RESIDENT);
+    lt_pool_get_stats(g.pool, &st);
+    assert_int_equal(st.live, before + BYTES);
+    lt_residency_release(g.res, l, g.q);
+    assert_ok(lt_queue_sync(g.q, &err), err);
+    assert_int_equal(lt_residency_shrink(g.res, 0), 0);
+    left = 1;
+    assert_ok(lt_residency_prefetch(g.res, g.item[0], &err), err);
+    wait_for_failures(&g, 2);
+    assert_ok(lt_pool_alloc(g.pool, ROOM, 0, LT_USE_OTHER, NULL, &all, &err), err);
+    lt_pool_free(g.pool, all, NULL);
+    left = 1;
+    assert_ok(lt_residency_prefetch(g.res, g.item[0], &err), err);
+    wait_for_failures(&g, 3);
+    assert_ok(lt_residency_remove(g.res, g.item[0], &err), err);
+    lt_pool_get_stats(g.pool, &st);
+    assert_int_equal(st.live, before);
+    rig_check(&g);
+    rig_close(&g);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -204,6 +265,7 @@ int main(void)
         cmocka_unit_test(each_nth_read),
         cmocka_unit_test(each_nth_write),
         cmocka_unit_test(each_nth_map_and_pin),
+        cmocka_unit_test(a_failed_prefetch_keeps_its_room),
         cmocka_unit_test(leases_of_a_failed_queue_are_lost),
     };
     return cmocka_run_group_tests(tests, make_file, drop_file);
