@@ -179,7 +179,7 @@ lt_tid lt__graph_window(lt_graph *g, lt_tid of, uint64_t first_col, const int64_
 }
 
 /* What dst looks like, from the sources. Returns false after recording the reason. */
-static bool infer(lt_graph *g, const char *name, lt_op op, const lt_tid *src, lt_tensor *dst)
+static bool infer(lt_graph *g, const char *name, lt_op op, const lt_op_params *p, const lt_tid *src, lt_tensor *dst)
 {
     const lt_tensor *a = &g->tensors[src[0]];
     *dst = blank(LT_TENSOR_ACT, name, LT_DTYPE_F32);
@@ -204,6 +204,24 @@ static bool infer(lt_graph *g, const char *name, lt_op op, const lt_tid *src, lt
     }
     case LT_OP_QUANTIZE: dst->dtype = LT_DTYPE_Q8A; return true;
     case LT_OP_TAKE_ROWS: dst->dim[0] = g->tensors[src[1]].dim[0]; return true;
+    case LT_OP_TOP_K:
+        if (!p || !p->TOP_K.k || p->TOP_K.k > a->dim[1]) {
+            (void)REFUSE(g, "graph: %s picks %u of %lld columns", name, p ? p->TOP_K.k : 0, (long long)a->dim[1]);
+            return false;
+        }
+        dst->dtype = LT_DTYPE_I32;
+        dst->dim[1] = p->TOP_K.k;
+        return true;
+    case LT_OP_TOP_SHARE: dst->dim[1] = g->tensors[src[1]].dim[1]; return true;
+    case LT_OP_EXPERT_LINEAR:
+        dst->ndim = 3;
+        dst->dim[1] = g->tensors[src[2]].dim[1];
+        dst->dim[2] = g->tensors[src[1]].dim[1];
+        return true;
+    case LT_OP_EXPERT_SUM:
+        dst->ndim = 2;
+        dst->dim[1] = a->dim[2];
+        return true;
     case LT_OP_KV_STORE:
     case LT_OP_COUNT:
         (void)REFUSE(g, "graph: %s writes into a state; use lt__graph_into", name);
@@ -215,6 +233,26 @@ static bool infer(lt_graph *g, const char *name, lt_op op, const lt_tid *src, lt
 static bool same_dims(const lt_tensor *a, const lt_tensor *b)
 {
     return a->ndim == b->ndim && memcmp(a->dim, b->dim, a->ndim * sizeof *a->dim) == 0;
+}
+
+static bool check_experts(const lt_graph *g, lt_op op, const lt_tid *src)
+{
+    const lt_tensor *a = &g->tensors[src[0]], *b = &g->tensors[src[1]];
+    const lt_tensor *ids = op == LT_OP_TOP_SHARE || op == LT_OP_EXPERT_SUM ? b : &g->tensors[src[2]];
+    if (op == LT_OP_EXPERT_SUM)
+        return a->ndim == 3 && b->ndim == 2 && a->dim[0] == b->dim[0] && a->dim[1] == b->dim[1] && a->dtype == LT_DTYPE_F32 &&
+               b->dtype == LT_DTYPE_F32;
+    if (ids->dtype != LT_DTYPE_I32 || ids->ndim != 2 || ids->dim[0] != a->dim[0])
+        return false;
+    if (op == LT_OP_TOP_SHARE)
+        return a->ndim == 2 && a->dtype == LT_DTYPE_F32;
+    if (a->ndim == 3 && a->dim[1] != ids->dim[1])
+        return false;
+    if (op == LT_OP_EXPERT_BIAS)
+        return a->ndim == 3 && b->ndim == 2 && a->dim[2] == b->dim[1] && a->dtype == LT_DTYPE_F32 && b->dtype == LT_DTYPE_F32;
+    bool quant = lt_dtype_get(b->dtype)->kind == LT_DTYPE_KIND_QUANT;
+    return a->ndim >= 2 && a->ndim <= 3 && b->ndim == 3 && a->dim[a->ndim - 1] == b->dim[2] &&
+           a->dtype == (quant ? LT_DTYPE_Q8A : LT_DTYPE_F32);
 }
 
 /* Shapes that inference does not look at. */
@@ -232,7 +270,8 @@ static bool check_sources(lt_graph *g, const char *name, lt_op op, const lt_tid 
     }
     case LT_OP_ADD:
     case LT_OP_SILU_MUL:
-    case LT_OP_GELU_MUL: ok = same_dims(a, &g->tensors[src[1]]) && a->dtype == LT_DTYPE_F32; break;
+    case LT_OP_GELU_MUL:
+    case LT_OP_CLAMP_MUL: ok = same_dims(a, &g->tensors[src[1]]) && a->dtype == LT_DTYPE_F32; break;
     case LT_OP_ROPE: {
         const lt_tensor *r = &g->tensors[src[1]];
         ok = a->ndim == 3 && r->ndim == 3 && r->dim[2] == 2 && r->dim[1] * 2 <= a->dim[2] && r->dim[0] == a->dim[0];
@@ -246,7 +285,12 @@ static bool check_sources(lt_graph *g, const char *name, lt_op op, const lt_tid 
         }
         break;
     case LT_OP_KV_STORE: ok = a->ndim == 3 && same_dims(a, &g->tensors[src[1]]); break;
-    case LT_OP_QUANTIZE: ok = a->ndim == 2 && last % 32 == 0 && a->dtype == LT_DTYPE_F32; break;
+    case LT_OP_QUANTIZE: ok = (a->ndim == 2 || a->ndim == 3) && last % 32 == 0 && a->dtype == LT_DTYPE_F32; break;
+    case LT_OP_TOP_K: ok = a->ndim == 2 && a->dtype == LT_DTYPE_F32; break;
+    case LT_OP_TOP_SHARE:
+    case LT_OP_EXPERT_LINEAR:
+    case LT_OP_EXPERT_BIAS:
+    case LT_OP_EXPERT_SUM: ok = check_experts(g, op, src); break;
     default: break;
     }
     if (!ok)
@@ -295,7 +339,7 @@ lt_tid lt__graph_node(lt_graph *g, const char *name, lt_op op, const lt_op_param
                       uint32_t n_src)
 {
     lt_tensor dst;
-    if (!check_node(g, name, op, src, n_src) || !infer(g, name, op, src, &dst))
+    if (!check_node(g, name, op, src, n_src) || !infer(g, name, op, p, src, &dst))
         return LT_NO_TENSOR;
     return add_node(g, name, op, p, src, n_src, add_tensor(g, &dst));
 }
@@ -310,7 +354,9 @@ static bool works_in_place(lt_op op)
     case LT_OP_SILU_MUL:
     case LT_OP_GELU_MUL:
     case LT_OP_SCALE:
-    case LT_OP_SOFTCAP: return true;
+    case LT_OP_SOFTCAP:
+    case LT_OP_EXPERT_BIAS:
+    case LT_OP_CLAMP_MUL: return true;
     default: return false;
     }
 }

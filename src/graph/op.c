@@ -137,8 +137,12 @@ static lt_status check_linear(const check *c)
 
 static lt_status check_quantize(const check *c)
 {
-    TRY(want(c, 0, LT_DTYPE_F32, 2, -1, -1, 0));
-    return want(c, DST, LT_DTYPE_Q8A, 2, c->args->src[0].dim[0], c->args->src[0].dim[1], 0);
+    const lt_view *x = &c->args->src[0];
+    TRY(want_dtype(c, 0, LT_DTYPE_F32));
+    if (x->ndim != 2)
+        TRY(want_ndim(c, 0, 3));
+    TRY(want_dtype(c, DST, LT_DTYPE_Q8A));
+    return want_shape(c, DST, x);
 }
 
 static lt_status check_norm(const check *c)
@@ -261,10 +265,75 @@ static lt_status check_take_rows(const check *c)
     return want(c, DST, LT_DTYPE_F32, 2, c->args->src[1].dim[0], c->args->src[0].dim[1], 0);
 }
 
+static lt_status check_top_k(const check *c)
+{
+    const lt_view *x = &c->args->src[0], *d = &c->args->dst;
+    TRY(want(c, 0, LT_DTYPE_F32, 2, -1, -1, 0));
+    TRY(want(c, DST, LT_DTYPE_I32, 2, x->dim[0], c->args->params.TOP_K.k, 0));
+    if (d->dim[1] > x->dim[1])
+        return lt__fail(c->err, LT_E_INVALID, "%s: %" PRId64 " of %" PRId64 " columns", c->label, d->dim[1], x->dim[1]);
+    return LT_OK;
+}
+
+static lt_status check_top_share(const check *c)
+{
+    const lt_view *x = &c->args->src[0], *ids = &c->args->src[1];
+    TRY(want(c, 0, LT_DTYPE_F32, 2, -1, -1, 0));
+    TRY(want(c, 1, LT_DTYPE_I32, 2, x->dim[0], -1, 0));
+    return want(c, DST, LT_DTYPE_F32, 2, x->dim[0], ids->dim[1], 0);
+}
+
+static lt_status check_expert_linear(const check *c)
+{
+    const lt_view *x = &c->args->src[0], *w = &c->args->src[1], *ids = &c->args->src[2];
+    lt_dtype_kind kind = lt_dtype_get(w->dtype)->kind;
+    lt_dtype acts = kind == LT_DTYPE_KIND_QUANT ? LT_DTYPE_Q8A : LT_DTYPE_F32;
+    if (kind != LT_DTYPE_KIND_FLOAT && kind != LT_DTYPE_KIND_QUANT)
+        return lt__fail(c->err, LT_E_INVALID, "%s: the weight is %s, expected a float or quantised dtype", c->label,
+                        lt_dtype_get(w->dtype)->name);
+    TRY(want_ndim(c, 1, 3));
+    TRY(want(c, 2, LT_DTYPE_I32, 2, -1, -1, 0));
+    if (x->ndim == 2)
+        TRY(want(c, 0, acts, 2, ids->dim[0], w->dim[2], 0));
+    else
+        TRY(want(c, 0, acts, 3, ids->dim[0], ids->dim[1], w->dim[2]));
+    if ((int64_t)c->args->params.EXPERT_LINEAR.first > INT32_MAX - w->dim[0])
+        return lt__fail(c->err, LT_E_INVALID, "%s: experts from %u on, %" PRId64 " of them", c->label,
+                        c->args->params.EXPERT_LINEAR.first, w->dim[0]);
+    return want(c, DST, LT_DTYPE_F32, 3, ids->dim[0], ids->dim[1], w->dim[1]);
+}
+
+static lt_status check_expert_bias(const check *c)
+{
+    const lt_view *x = &c->args->src[0];
+    TRY(want(c, 0, LT_DTYPE_F32, 3, -1, -1, -1));
+    TRY(want(c, 1, LT_DTYPE_F32, 2, -1, x->dim[2], 0));
+    TRY(want(c, 2, LT_DTYPE_I32, 2, x->dim[0], x->dim[1], 0));
+    return want(c, DST, LT_DTYPE_F32, 3, x->dim[0], x->dim[1], x->dim[2]);
+}
+
+static lt_status check_expert_sum(const check *c)
+{
+    const lt_view *x = &c->args->src[0];
+    TRY(want(c, 0, LT_DTYPE_F32, 3, -1, -1, -1));
+    TRY(want(c, 1, LT_DTYPE_F32, 2, x->dim[0], x->dim[1], 0));
+    return want(c, DST, LT_DTYPE_F32, 2, x->dim[0], x->dim[2], 0);
+}
+
+static lt_status check_clamp(const check *c)
+{
+    const lt_clamp_params *p = &c->args->params.CLAMP_MUL;
+    if (!(p->limit > 0 && p->limit < INFINITY && p->alpha > 0 && p->alpha < INFINITY))
+        return lt__fail(c->err, LT_E_INVALID, "%s: alpha is %g and the limit %g, expected positive numbers", c->label,
+                        (double)p->alpha, (double)p->limit);
+    return check_binary(c, false);
+}
+
 static bool in_place_allowed(lt_op op)
 {
     return op == LT_OP_RMS_NORM || op == LT_OP_ROPE || op == LT_OP_ADD || op == LT_OP_ADD_ROW ||
-           op == LT_OP_SILU_MUL || op == LT_OP_GELU_MUL || op == LT_OP_SCALE || op == LT_OP_SOFTCAP;
+           op == LT_OP_SILU_MUL || op == LT_OP_GELU_MUL || op == LT_OP_SCALE || op == LT_OP_SOFTCAP ||
+           op == LT_OP_EXPERT_BIAS || op == LT_OP_CLAMP_MUL;
 }
 
 /* dst at the address of a source: only of src0, where the op allows it, with equal strides. */
@@ -303,6 +372,12 @@ static lt_status check_contract(const check *c)
     case LT_OP_SCALE:     return check_scale(c);
     case LT_OP_SOFTCAP:   return check_softcap(c);
     case LT_OP_TAKE_ROWS: return check_take_rows(c);
+    case LT_OP_TOP_K:     return check_top_k(c);
+    case LT_OP_TOP_SHARE: return check_top_share(c);
+    case LT_OP_EXPERT_LINEAR: return check_expert_linear(c);
+    case LT_OP_EXPERT_BIAS: return check_expert_bias(c);
+    case LT_OP_EXPERT_SUM: return check_expert_sum(c);
+    case LT_OP_CLAMP_MUL: return check_clamp(c);
     case LT_OP_COUNT:     break;
     }
     LT_ASSERT(false && "an op in ops.def has no check");

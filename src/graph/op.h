@@ -36,6 +36,10 @@ typedef enum lt_rope_style {
 typedef struct lt_rope_params { lt_rope_style style; uint32_t rotated; /* elements of a head */ } lt_rope_params;
 typedef struct lt_scale_params { float factor; } lt_scale_params;
 typedef struct lt_softcap_params { float cap; /* above 0 */ } lt_softcap_params;
+typedef struct lt_top_params { uint32_t k; } lt_top_params;
+typedef struct lt_share_params { bool all; } lt_share_params;
+typedef struct lt_expert_params { uint32_t first; /* expert of src1's first matrix */ } lt_expert_params;
+typedef struct lt_clamp_params { float alpha, limit; /* above 0 */ } lt_clamp_params;
 
 /* Paged KV: see docs/arithmetic.md. A page holds LT_KV_PAGE positions of one layer group:
  * address of K row (page p, kv head h, position i in the page) =

@@ -64,6 +64,26 @@ static lt_op_args good(lt_op op)
     case LT_OP_TAKE_ROWS:
         a.src[1] = view(i32, 1, 3, 0, 0), a.dst = view(f32, 2, 3, 64, 0);
         break;
+    case LT_OP_TOP_K:
+        a.params.TOP_K.k = 4, a.dst = view(i32, 2, 5, 4, 0);
+        break;
+    case LT_OP_TOP_SHARE:
+        a.src[1] = view(i32, 2, 5, 4, 0), a.dst = view(f32, 2, 5, 4, 0);
+        break;
+    case LT_OP_EXPERT_LINEAR:
+        a.params.EXPERT_LINEAR.first = 2;
+        a.src[0] = view(LT_DTYPE_Q8A, 2, 5, 512, 0), a.src[1] = view(LT_DTYPE_Q4_K, 3, 3, 64, 512);
+        a.src[2] = view(i32, 2, 5, 4, 0), a.dst = view(f32, 3, 5, 4, 64);
+        break;
+    case LT_OP_EXPERT_BIAS:
+        a.src[0] = a.dst = view(f32, 3, 5, 4, 64), a.src[1] = view(f32, 2, 8, 64, 0), a.src[2] = view(i32, 2, 5, 4, 0);
+        break;
+    case LT_OP_EXPERT_SUM:
+        a.src[0] = view(f32, 3, 5, 4, 64), a.src[1] = view(f32, 2, 5, 4, 0);
+        break;
+    case LT_OP_CLAMP_MUL:
+        a.params.CLAMP_MUL = (lt_clamp_params){1.702f, 7};
+        break;
     default:
         break;
     }
@@ -191,6 +211,29 @@ static void caps_and_sinks_are_checked(void **state)
     BREAK(LT_OP_SOFTCAP, a.dst.dim[1] = 32, "dimension 1 of dst");
 }
 
+static void experts_are_checked(void **state)
+{
+    (void)state;
+    lt_op_args each = good(LT_OP_EXPERT_LINEAR);
+    each.src[0] = view(LT_DTYPE_Q8A, 3, 5, 4, 512); /* a row for each (token, k) */
+    assert_int_equal(lt_op_check(&each, NULL), LT_OK);
+    each = good(LT_OP_QUANTIZE);
+    each.src[0] = view(LT_DTYPE_F32, 3, 5, 4, 64), each.dst = view(LT_DTYPE_Q8A, 3, 5, 4, 64);
+    assert_int_equal(lt_op_check(&each, NULL), LT_OK);
+    BREAK(LT_OP_QUANTIZE, a.src[0] = view(LT_DTYPE_F32, 3, 5, 4, 64), "dst has 2 dimensions, expected 3");
+    BREAK(LT_OP_TOP_K, a.params.TOP_K.k = 3, "dimension 1 of dst is 4, expected 3");
+    BREAK(LT_OP_TOP_K, (a.src[0] = view(LT_DTYPE_F32, 2, 5, 3, 0)), "4 of 3 columns");
+    BREAK(LT_OP_TOP_SHARE, a.src[1].dim[0] = 4, "dimension 0 of src1 is 4, expected 5");
+    BREAK(LT_OP_EXPERT_LINEAR, (a.src[0] = view(LT_DTYPE_F32, 2, 5, 512, 0)), "src0 is F32, expected Q8A");
+    BREAK(LT_OP_EXPERT_LINEAR, (a.src[0] = view(LT_DTYPE_Q8A, 3, 5, 3, 512)), "dimension 1 of src0 is 3, expected 4");
+    BREAK(LT_OP_EXPERT_LINEAR, (a.src[1] = view(LT_DTYPE_Q4_K, 2, 64, 512, 0)), "src1 has 2 dimensions, expected 3");
+    BREAK(LT_OP_EXPERT_LINEAR, a.dst.dim[2] = 63, "dimension 2 of dst is 63, expected 64");
+    BREAK(LT_OP_EXPERT_LINEAR, a.params.EXPERT_LINEAR.first = INT32_MAX, "experts from 2147483647 on");
+    BREAK(LT_OP_EXPERT_BIAS, a.src[1].dim[1] = 32, "dimension 1 of src1 is 32, expected 64");
+    BREAK(LT_OP_EXPERT_SUM, a.src[1].dim[1] = 3, "dimension 1 of src1 is 3, expected 4");
+    BREAK(LT_OP_CLAMP_MUL, a.params.CLAMP_MUL.limit = 0, "the limit 0");
+}
+
 static void aliases_are_checked(void **state)
 {
     (void)state;
@@ -206,6 +249,7 @@ int main(void)
         cmocka_unit_test(a_good_launch_of_each_op_passes), cmocka_unit_test(views_are_checked),
         cmocka_unit_test(contracts_are_checked),           cmocka_unit_test(cache_layouts_are_checked),
         cmocka_unit_test(caps_and_sinks_are_checked),      cmocka_unit_test(aliases_are_checked),
+        cmocka_unit_test(experts_are_checked),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -45,6 +45,14 @@ static inline float lt__geluf(float x)
     return x / (1.0f + lt__expf(-2.0f * u));
 }
 
+/* Both comparisons are false for NaN, which stays. */
+static inline float lt__clamp_mulf(float g, float u, float alpha, float limit)
+{
+    g = g > limit ? limit : g;
+    u = u > limit ? limit : u < -limit ? -limit : u;
+    return g / (1.0f + lt__expf(-(alpha * g))) * (u + 1.0f);
+}
+
 static inline float lt__tanhf(float x)
 {
     float a = fabsf(x);

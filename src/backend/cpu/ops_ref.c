@@ -14,6 +14,12 @@ const lt_cpu_row lt__cpu_rows_ref[] = {
     {.op = LT_OP_SCALE, .run = lt__ref_scale},
     {.op = LT_OP_SOFTCAP, .run = lt__ref_softcap},
     {.op = LT_OP_TAKE_ROWS, .run = lt__ref_take_rows},
+    {.op = LT_OP_TOP_K, .run = lt__ref_top_k},
+    {.op = LT_OP_TOP_SHARE, .run = lt__ref_top_share},
+    {.op = LT_OP_EXPERT_LINEAR, .run = lt__ref_expert_linear},
+    {.op = LT_OP_EXPERT_BIAS, .run = lt__ref_expert_bias},
+    {.op = LT_OP_EXPERT_SUM, .run = lt__ref_expert_sum},
+    {.op = LT_OP_CLAMP_MUL, .run = lt__ref_clamp_mul},
 };
 const size_t lt__cpu_rows_ref_n = sizeof lt__cpu_rows_ref / sizeof *lt__cpu_rows_ref;
 

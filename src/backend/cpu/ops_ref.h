@@ -8,7 +8,11 @@
 
 lt_cpu_fn lt__ref_linear, lt__ref_quantize, lt__ref_rms_norm, lt__ref_rope, lt__ref_kv_store,
     lt__ref_attention, lt__ref_add, lt__ref_add_row, lt__ref_silu_mul, lt__ref_gelu_mul, lt__ref_scale,
-    lt__ref_softcap, lt__ref_take_rows;
+    lt__ref_softcap, lt__ref_take_rows, lt__ref_top_k, lt__ref_top_share, lt__ref_expert_linear, lt__ref_expert_bias,
+    lt__ref_expert_sum, lt__ref_clamp_mul;
+
+/* That every number of ids names one of so many experts. */
+lt_status lt__ref_expert_check(const lt_op_args *args, const lt_view *ids, int64_t experts, lt_err *err);
 
 /* Positions and page numbers of src2 and src3 against the cache and the table. */
 lt_status lt__kv_check_pages(const lt_op_args *args, const lt_kv_layout *kv, const lt_view *cache, uint32_t window,

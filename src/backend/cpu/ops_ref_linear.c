@@ -25,11 +25,14 @@ static void quantize_row(const float *x, int8_t *out, int64_t cols)
 static void quantize_rows(void *arg, uint32_t rank, uint32_t ranks)
 {
     const lt_op_args *a = arg;
+    const lt_view *x = &a->src[0], *y = &a->dst;
+    const int64_t each = y->ndim == 3 ? y->dim[1] : 1;
     uint64_t t, end;
-    lt__team_range((uint64_t)a->dst.dim[0], 1, rank, ranks, &t, &end);
+    lt__team_range((uint64_t)y->dim[0], 1, rank, ranks, &t, &end);
     for (; t < end; t++)
-        quantize_row((const float *)(void *)lt__ref_row(&a->src[0], (int64_t)t),
-                     (int8_t *)lt__ref_row(&a->dst, (int64_t)t), a->dst.dim[1]);
+        for (int64_t k = 0; k < each; k++)
+            quantize_row((const float *)(void *)(lt__ref_row(x, (int64_t)t) + k * x->stride[x->ndim - 2]),
+                         (int8_t *)lt__ref_row(y, (int64_t)t) + k * y->stride[y->ndim - 2], y->dim[y->ndim - 1]);
 }
 
 lt_status lt__ref_quantize(const lt_op_args *args, lt_team *team, void *scratch, size_t scratch_bytes, lt_err *err)

@@ -32,17 +32,21 @@ static void quantize_row(const float *x, int8_t *q, uint64_t cols)
 static void quantize_rank(void *arg, uint32_t rank, uint32_t ranks)
 {
     const lt_op_args *a = arg;
-    uint64_t t, end;
-    lt__team_range((uint64_t)a->dst.dim[0], 1, rank, ranks, &t, &end);
-    for (; t < end; t++)
-        quantize_row(row_at(&a->src[0], t), (int8_t *)lt_cpu_ptr(a->dst.addr) + (int64_t)t * a->dst.stride[0],
-                     (uint64_t)a->dst.dim[1]);
+    const lt_view *x = &a->src[0], *y = &a->dst;
+    const uint64_t each = y->ndim == 3 ? (uint64_t)y->dim[1] : 1;
+    uint64_t i, end;
+    lt__team_range((uint64_t)y->dim[0] * each, 1, rank, ranks, &i, &end);
+    for (; i < end; i++) {
+        const int64_t t = (int64_t)(i / each), k = (int64_t)(i % each);
+        quantize_row((const float *)(const void *)((const char *)lt_cpu_ptr(x->addr) + t * x->stride[0] + k * x->stride[x->ndim - 2]),
+                     (int8_t *)lt_cpu_ptr(y->addr) + t * y->stride[0] + k * y->stride[y->ndim - 2], (uint64_t)y->dim[y->ndim - 1]);
+    }
 }
 
 lt_status lt__quantize_avx2(const lt_op_args *args, lt_team *team, void *scratch, size_t scratch_bytes, lt_err *err)
 {
     (void)scratch, (void)scratch_bytes, (void)err;
-    lt__run_small(team, quantize_rank, (void *)args, (uint64_t)(args->dst.dim[0] * args->dst.dim[1]));
+    lt__run_small(team, quantize_rank, (void *)args, (uint64_t)(args->dst.dim[0] * args->dst.dim[1] * (args->dst.ndim == 3 ? args->dst.dim[2] : 1)));
     return LT_OK;
 }
 
