@@ -276,7 +276,31 @@ static void very_long_rows_are_bit_equal(void **state)
             check_product((lt_dtype)t, 3, columns_long[k], k == 0 ? 8 : k == 1 ? 4 : 2, DATA_NORMAL);
 }
 
-/* A weight cut into rows, each slice writing its columns of a wider matrix. */
+/* Where a file says: a tensor begins at any multiple of 32 bytes, which is no line of a memory. */
+static void weights_off_their_lines_are_bit_equal(void **state)
+{
+    (void)state;
+    static const int64_t columns_off[] = {8, 56, 256, 264, 1000, 1024, 4096};
+    for (int t = 0; t < LT_DTYPE_COUNT; t++) {
+        for (int k = 0; is_weight((lt_dtype)t) && k < 7 * 8; k++) {
+            const int64_t cols = columns_off[k % 7];
+            const size_t off = 16 * (size_t)(k / 7);
+            product p;
+            if (cols % lt_dtype_get((lt_dtype)t)->block_elems)
+                continue;
+            product_init(&p, (lt_dtype)t, 1 + 5 * (k % 9), cols, k % 5 == 4 ? 2 : 1, k % 3 == 2 ? DATA_WILD : DATA_NORMAL);
+            uint8_t *moved = malloc(p.c.src_bytes[1] + off);
+            memset(moved, 0xff, off); /* NaN before the weight: what is read there must not count */
+            memcpy(moved + off, p.w, p.c.src_bytes[1]);
+            p.c.src[1] = moved, p.c.src_bytes[1] += off, p.c.args.src[1].addr = off;
+            p.c.in_place = k % 2;
+            rig_check(&p.c, product_name(&p, DATA_NORMAL), p.y);
+            free(moved);
+            product_free(&p);
+        }
+    }
+}
+
 /* Page-locked host memory in place of the device's: what a weight is read from changes no bit. */
 static void weights_read_in_place_are_bit_equal(void **state)
 {
@@ -294,6 +318,7 @@ static void weights_read_in_place_are_bit_equal(void **state)
     }
 }
 
+/* A weight cut into rows, each slice writing its columns of a wider matrix. */
 static void slices_equal_the_whole(void **state)
 {
     (void)state;
@@ -585,6 +610,7 @@ int main(void)
         cmocka_unit_test(a_large_weight_of_a_prompt_is_bit_equal),
         cmocka_unit_test(very_long_rows_are_bit_equal),    cmocka_unit_test(many_tokens_of_floats_are_bit_equal),
         cmocka_unit_test(sums_of_minus_zero_are_bit_equal), cmocka_unit_test(weights_read_in_place_are_bit_equal),
+        cmocka_unit_test(weights_off_their_lines_are_bit_equal),
     };
     return cmocka_run_group_tests(tests, rig_setup, rig_teardown);
 }

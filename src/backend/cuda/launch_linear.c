@@ -23,7 +23,7 @@ static const wide wides[] = {
 
 /* How a launch goes: a kernel by its suffix, for `tokens` tokens and `rows` rows a unit. */
 typedef struct way {
-    bool     plain;
+    bool     plain, lines;
     int      tokens, rows;
     uint32_t threads, units_of_block, shared, blocks_of_sm /* 0: a block for each unit */;
 } way;
@@ -52,6 +52,15 @@ static bool fits_team(const team *m, const lt_cuda_props *p, const lt_op_args *c
     return true;
 }
 
+/* Halves that a warp would load across lines of 128 bytes. */
+static bool off_lines(const lt_op_args *const *args, uint32_t n)
+{
+    bool off = false;
+    for (uint32_t i = 0; i < n; i++)
+        off |= ((args[i]->src[1].addr | (uint64_t)args[i]->src[1].stride[0]) & 127) != 0;
+    return off && lt_dtype_get(args[0]->src[1].dtype)->block_bytes == 2;
+}
+
 static bool fits_wide(const wide *m, const lt_cuda_props *p, const lt_op_args *const *args, uint32_t n, way *out)
 {
     int64_t shared = m->tokens * LT_CUDA_WIDE_X(args[0]->src[1].dim[1]);
@@ -64,7 +73,7 @@ static bool fits_wide(const wide *m, const lt_cuda_props *p, const lt_op_args *c
     /* Registers hold eight warps twice at two tokens, once and a half at four, once at eight. */
     bool half = m->tokens == 4 && blocks > 1;
     uint32_t warps = half ? (uint32_t)m->warps / 2 : (uint32_t)m->warps, most = m->tokens == 2 ? 2 : half ? 3 : 1;
-    *out = (way){.tokens = m->tokens, .rows = m->rows, .threads = 32 * warps, .units_of_block = warps,
+    *out = (way){.tokens = m->tokens, .rows = m->rows, .threads = 32 * warps, .units_of_block = warps, .lines = m->tokens == 1 && off_lines(args, n),
                  .shared = (uint32_t)shared, .blocks_of_sm = m->tokens == 1 ? 0 : blocks < most ? blocks : most};
     return true;
 }
@@ -103,6 +112,8 @@ static lt_status launch_parts(lt_cuda_device *dev, CUstream stream, const lt_op_
     char name[48];
     if (how.plain)
         snprintf(name, sizeof name, "linear_%s_plain", lt_dtype_get(w->dtype)->name);
+    else if (how.lines)
+        snprintf(name, sizeof name, "linear_%s_lines", lt_dtype_get(w->dtype)->name);
     else
         snprintf(name, sizeof name, "linear_%s_%d", lt_dtype_get(w->dtype)->name, how.tokens);
     uint32_t blocks = lt__cuda_blocks(a.units, how.units_of_block), most = how.blocks_of_sm * (uint32_t)lt__cuda_device_props(dev)->sm_count;

@@ -48,6 +48,7 @@ typedef struct lt_cuda_linear {
 
 /* Kernels of wide.cuh. X(tokens, rows of a warp, steps of 256 columns ahead, warps of a block at most) */
 #define LT_CUDA_WIDES(X) X(1, 1, 4, 8) X(2, 2, 2, 8) X(4, 2, 2, 8) X(8, 2, 2, 8)
+#define LT_CUDA_LINES_WARPS 8 /* of the one for a token and rows of halves that begin off their lines of 128 bytes */
 
 /* Their shared memory; bytes: of a segment of a row. */
 #define LT_CUDA_TEAM_CHUNKS(bytes, whole) ((whole) ? (bytes) / 16 : (bytes) % 16 == 0 ? (bytes) / 16 + 1 : ((bytes) + 30) / 16)

@@ -104,8 +104,10 @@ LT_CUDA_TEAMS(TEAM)
 KERNEL(F32_plain, 32 * WARPS, plain_float<float>)
 KERNEL(F16_plain, 32 * WARPS, plain_float<__half>)
 KERNEL(BF16_plain, 32 * WARPS, plain_float<unsigned short>)
-#define WIDE(tokens, rows, batch, warps)                                       \
-    KERNEL(F32_##tokens, 32 * warps, (linear_wide<0, tokens, rows, batch>))    \
-    KERNEL(F16_##tokens, 32 * warps, (linear_wide<1, tokens, rows, batch>))    \
-    KERNEL(BF16_##tokens, 32 * warps, (linear_wide<2, tokens, rows, batch>))
+#define WIDE(tokens, rows, batch, warps)                                              \
+    KERNEL(F32_##tokens, 32 * warps, (linear_wide<0, tokens, rows, batch, false>))    \
+    KERNEL(F16_##tokens, 32 * warps, (linear_wide<1, tokens, rows, batch, false>))    \
+    KERNEL(BF16_##tokens, 32 * warps, (linear_wide<2, tokens, rows, batch, false>))
 LT_CUDA_WIDES(WIDE)
+KERNEL(F16_lines, 32 * LT_CUDA_LINES_WARPS, (linear_wide<1, 1, 1, 4, true>))
+KERNEL(BF16_lines, 32 * LT_CUDA_LINES_WARPS, (linear_wide<2, 1, 1, 4, true>))

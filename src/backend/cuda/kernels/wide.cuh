@@ -1,5 +1,9 @@
 /* wide.cuh - f32, f16 and bf16 rows: 16-byte loads, the next `batch` steps of 256 columns in registers while the
- * present ones are multiplied. A warp owns `rows` rows at a time; lane l owns accumulators 8l .. 8l + 7 of 256. */
+ * present ones are multiplied. A warp owns `rows` rows at a time; lane l owns accumulators 8l .. 8l + 7 of 256.
+ *
+ * `lines`, of one row in halves: a warp's load begins at a multiple of 128 bytes wherever the row does, and lane l owns
+ * accumulators 8(l - d) .. of 256, d the 16 bytes between. Over the link a load off the lines asks for more and smaller
+ * pieces: 48 GB/s where whole lines come at 51. A GGUF file aligns tensors to 32 bytes. */
 #ifndef LT_CUDA_WIDE_CUH
 #define LT_CUDA_WIDE_CUH
 
@@ -60,6 +64,13 @@ LT_DEV void stage_floats(uint8_t *to, const uint8_t *x, int cols)
     }
 }
 
+template <bool lines> LT_DEV int wide_lane(const uint8_t *row)
+{
+    const int lane = (int)threadIdx.x % 32;
+    return lines ? lane - (int)((uintptr_t)row >> 4 & 7) : lane;
+}
+
+/* lane: of wide_lane, below 0 for what lies before the row. */
 template <int kind, int rows, int batch> struct lt_wide_batch {
     uint4 w[rows][batch][lt_wide<kind>::words];
     LT_DEV void load(const uint8_t *const (&row)[rows], int step, int cols, int lane)
@@ -71,7 +82,7 @@ template <int kind, int rows, int batch> struct lt_wide_batch {
                 const int at = 256 * (step + u) + 8 * lane;
 #pragma unroll
                 for (int k = 0; k < lt_wide<kind>::words; k++)
-                    if (at < cols)
+                    if ((unsigned)at < (unsigned)cols)
                         w[r][u][k] = lt_load_once(row[r] + (int64_t)at * lt_wide<kind>::bytes + 16 * k);
             }
     }
@@ -87,19 +98,21 @@ template <int rows> LT_DEV void wide_rows(const lt_cuda_linear &a, int unit, con
     }
 }
 
-template <int kind, int tokens, int rows, int batch> LT_DEV void linear_wide(const lt_cuda_linear &a)
+template <int kind, int tokens, int rows, int batch, bool lines> LT_DEV void linear_wide(const lt_cuda_linear &a)
 {
+    static_assert(!lines || (rows == 1 && lt_wide<kind>::words == 1), "rows of a warp may lie differently in their lines");
     typedef lt_wide_batch<kind, rows, batch> Batch;
     extern __shared__ uint4 lt_dynamic[];
-    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, warps = (int)blockDim.x / 32;
+    const int warp = (int)threadIdx.x / 32, warps = (int)blockDim.x / 32;
     const int tile = (int)blockIdx.y, workers = (int)gridDim.x * warps, xb = LT_CUDA_WIDE_X(a.cols);
-    const int steps = (a.cols + 255) / 256;
     uint8_t *xs = (uint8_t *)lt_dynamic;
     int unit = (int)blockIdx.x * warps + warp;
     const uint8_t *w[rows];
     Batch now;
+    int lane = (int)threadIdx.x % 32;
     if (unit < a.units) {
         wide_rows<rows>(a, unit, w);
+        lane = wide_lane<lines>(w[0]);
         now.load(w, 0, a.cols, lane);
     }
     lt_begin();
@@ -118,17 +131,21 @@ template <int kind, int tokens, int rows, int batch> LT_DEV void linear_wide(con
 #pragma unroll
                 for (int i = 0; i < 8; i++)
                     acc[r][t][i] = 0;
+        const int own = lane, steps = (a.cols + (lines ? 8 * ((int)threadIdx.x % 32 - own) : 0) + 255) / 256;
         for (int s = 0; s < steps; s += batch) {
             Batch next;
             if (s + batch < steps)
-                next.load(w, s + batch, a.cols, lane);
+                next.load(w, s + batch, a.cols, own);
             else if (unit + workers < a.units) {
                 wide_rows<rows>(a, unit + workers, w);
+                lane = wide_lane<lines>(w[0]);
                 next.load(w, 0, a.cols, lane);
             }
 #pragma unroll
             for (int u = 0; u < batch; u++) {
-                const int at = 256 * (s + u) + 8 * lane;
+                const int at = 256 * (s + u) + 8 * own;
+                if (lines && at < 0)
+                    continue;
                 if (at >= a.cols)
                     break;
                 float v[rows][8];
@@ -137,7 +154,7 @@ template <int kind, int tokens, int rows, int batch> LT_DEV void linear_wide(con
                     lt_wide<kind>::numbers(now.w[r][u], v[r]);
 #pragma unroll
                 for (int t = 0; t < tokens; t++) {
-                    const uint8_t *x = xs + t * xb + (s + u) * 1024 + lane * 16;
+                    const uint8_t *x = xs + t * xb + (lines ? (at >> 8) * 1024 + (at >> 3 & 31) * 16 : (s + u) * 1024 + own * 16);
                     const float4 x0 = *(const float4 *)x, x1 = *(const float4 *)(x + 512);
                     const float y[8] = {x0.x, x0.y, x0.z, x0.w, x1.x, x1.y, x1.z, x1.w};
 #pragma unroll
@@ -155,9 +172,13 @@ template <int kind, int tokens, int rows, int batch> LT_DEV void linear_wide(con
         for (int r = 0; r < rows; r++)
 #pragma unroll
             for (int t = 0; t < tokens; t++) {
+                if (lines)
+#pragma unroll
+                    for (int i = 0; i < 8; i++)
+                        acc[r][t][i] = __shfl_sync(LT_FULL, acc[r][t][i], (int)threadIdx.x % 32 * 2 - own & 31);
                 const float y = lt_tree_256(acc[r][t]);
                 const int at = tile * tokens + t;
-                if (lane == 0 && row + r < p->rows && at < a.tokens)
+                if ((int)threadIdx.x % 32 == 0 && row + r < p->rows && at < a.tokens)
                     *lt_at<float>(p->y, at * p->y_stride + 4 * (int64_t)(row + r)) = y;
             }
     }
