@@ -156,7 +156,8 @@ static void fill_launch(const lt__engine *e, uint32_t n, uint32_t s, const pass 
         l->args.src[k] = tensor_view(e, node->src[k], p->tokens, p->rows);
         if (t->kind != LT_TENSOR_WEIGHT)
             continue;
-        uint32_t at = t->ndim == 2 ? s : e->first_slice[t->weight];
+        bool cut = k == 1 && lt_op_cuts(node->op);
+        uint32_t at = cut ? s : e->first_slice[t->weight];
         if (e->leased[at]) {
             l->args.src[k].addr = e->leases[at].addr;
         } else if (!p->prefill && e->mapped[at]) {
@@ -165,15 +166,32 @@ static void fill_launch(const lt__engine *e, uint32_t n, uint32_t s, const pass 
             l->slice = at;
             l->weight_src = k;
         }
-        if (t->ndim == 2)
+        if (cut)
             l->args.src[k].dim[0] = (int64_t)e->plan->slices[at].rows;
     }
     l->args.dst = tensor_view(e, node->dst, p->tokens, p->rows);
+    const lt__plan_slice *sl = &e->plan->slices[s];
     if (node->op == LT_OP_LINEAR) {
-        const lt__plan_slice *sl = &e->plan->slices[s];
         l->args.dst.addr += sl->row0 * sizeof(float);
         l->args.dst.dim[l->args.dst.ndim - 1] = (int64_t)sl->rows;
+    } else if (node->op == LT_OP_EXPERT_LINEAR) {
+        l->args.params.EXPERT_LINEAR.first = (uint32_t)sl->row0;
     }
+}
+
+/* Slices are cut for the ring; those read in place that lie behind each other are one launch. Returns how many more than s. */
+static uint32_t join_mapped(const lt__engine *e, launch *l, uint32_t s, uint32_t end)
+{
+    uint32_t n = 0;
+    lt_addr at = l->args.src[1].addr + e->plan->slices[s].bytes;
+    for (; l->slice == NO_SLICE && e->mapped[s] && s + n + 1 < end && e->mapped[s + n + 1] == at; n++) {
+        const lt__plan_slice *more = &e->plan->slices[s + n + 1];
+        l->args.src[1].dim[0] += (int64_t)more->rows;
+        if (l->args.op == LT_OP_LINEAR)
+            l->args.dst.dim[l->args.dst.ndim - 1] += (int64_t)more->rows;
+        at += more->bytes;
+    }
+    return n;
 }
 
 static void free_segments(lt__engine *e, pass *p)
@@ -227,7 +245,7 @@ static lt_status prepare_pass(lt__engine *e, pass *p, lt_err *err)
         if (n == e->head_node)
             p->head = p->n;
         uint32_t first = 0, count = 1;
-        if (node->op == LT_OP_LINEAR) {
+        if (lt_op_cuts(node->op)) {
             uint32_t w = tensor_of(e, node->src[1])->weight;
             first = e->first_slice[w];
             count = e->n_slices_of[w];
@@ -238,6 +256,8 @@ static lt_status prepare_pass(lt__engine *e, pass *p, lt_err *err)
                 return st;
             launch *l = &p->launches[p->n++];
             fill_launch(e, n, first + s, p, l);
+            if (!p->prefill && lt_op_cuts(node->op))
+                s += join_mapped(e, l, first + s, first + count);
             const char *why = NULL;
             if (!lt__device_supports(e->desc.dev, &l->args, &why))
                 return lt__fail(err, LT_E_UNSUPPORTED, "%s: the device cannot run %s of %s: %s", node->name,
@@ -404,12 +424,12 @@ static lt_status build_order(lt__engine *e, bool prefill, lt_err *err)
         const lt_node *node = &e->graph->nodes[n];
         if (n == e->head_node)
             o->n_body = o->n;
-        if (node->op != LT_OP_LINEAR)
+        if (!lt_op_cuts(node->op))
             continue;
         uint32_t w = tensor_of(e, node->src[1])->weight;
         for (uint32_t s = e->first_slice[w]; s < e->first_slice[w] + e->n_slices_of[w]; s++) {
             if (!prefill && e->mapped[s])
-                e->mapped_pass[n >= e->head_node] += p->slices[s].bytes;
+                e->mapped_pass[n >= e->head_node] += (uint64_t)((double)p->slices[s].bytes * p->weights[w].active);
             else if (p->slices[s].place != LT_PLACE_RESIDENT)
                 o->items[o->n++] = e->items[s];
         }
@@ -652,7 +672,8 @@ static lt_status run_singly(lt__engine *e, pass *p, size_t first, size_t end, bo
     for (size_t i = first; i < end; i++) {
         if (e->desc.cancel && atomic_load_explicit(e->desc.cancel, memory_order_relaxed))
             return lt__fail(err, LT_E_CANCELED, "stopped at %s", p->launches[i].args.name);
-        lt_status s = run_launch(e, &p->launches[i], check, err);
+        bool whole = i + 1 == p->n || p->launches[i + 1].node != p->launches[i].node; /* else not all of the output is there */
+        lt_status s = run_launch(e, &p->launches[i], check && (whole || p->launches[i].args.op == LT_OP_LINEAR), err);
         if (s != LT_OK)
             return s;
     }

@@ -87,6 +87,8 @@ typedef struct lt_op_traits {
     const char *text;
 } lt_op_traits;
 const lt_op_traits *lt_op_get(lt_op op);
+/* Whether src1 may be cut along its first dimension into launches that each write their part of dst. */
+static inline bool lt_op_cuts(lt_op op) { return op == LT_OP_LINEAR || op == LT_OP_EXPERT_LINEAR; }
 
 /* Checks dims and dtypes of a launch against the op's contract in ops.def; a wrong
  * one is a bug of the builder, answered with E_INVALID and a sentence. */

@@ -92,13 +92,13 @@ static uint64_t cut_bytes(const lt__plan_input *in) /* of weights that may be cu
     return sum;
 }
 
-/* Smallest slice that holds 8 rows of every weight: kernels take rows by 8. */
+/* Smallest slice that holds a unit of every weight. */
 static uint64_t least_slice(const lt__plan_input *in)
 {
     uint64_t most = MIN_SLICE;
     for (size_t i = 0; i < in->n_weights; i++)
         if (!in->weights[i].whole)
-            most = lt__max_u64(most, lt__min_u64(in->weights[i].rows, 8) * in->weights[i].row_bytes);
+            most = lt__max_u64(most, lt__min_u64(in->weights[i].rows, in->weights[i].unit) * in->weights[i].row_bytes);
     return most;
 }
 
@@ -171,15 +171,15 @@ static lt_status choose_streamed(const lt__plan_input *in, const lt_plan_desc *d
     return LT_OK;
 }
 
-/* Rows of a weight in one slice of at most `slice` bytes: even parts, by 8 rows. */
+/* Rows of a weight in one slice of at most `slice` bytes: even parts, by whole units. */
 static uint64_t slice_rows(const lt__plan_weight *w, uint64_t slice)
 {
     if (w->whole || !slice || w->bytes <= slice)
         return w->rows;
     uint64_t parts = (w->bytes + slice - 1) / slice;
-    uint64_t rows = lt__min_u64(w->rows, lt__round_up((w->rows + parts - 1) / parts, 8));
-    while (rows > 8 && rows * w->row_bytes > slice)
-        rows -= 8;
+    uint64_t rows = lt__min_u64(w->rows, lt__round_up((w->rows + parts - 1) / parts, w->unit));
+    while (rows > w->unit && rows * w->row_bytes > slice)
+        rows -= w->unit;
     return rows;
 }
 
@@ -209,27 +209,50 @@ static lt_status cut_weights(lt_plan *p, uint64_t slice, lt_err *err)
     return LT_OK;
 }
 
-/* Error diffusion along the pass spreads what is streamed; a second sweep fills what is left. */
-static void place_slices(lt_plan *p, uint64_t resident_room)
+static bool is_expert(const lt_plan *p, const lt__plan_slice *s) { return p->weights[s->weight].active < 1; }
+
+static uint64_t cut_total(const lt_plan *p, bool experts)
 {
-    uint64_t total = 0, left = resident_room;
+    uint64_t total = 0;
     for (size_t i = 0; i < p->n_slices; i++)
-        if (!p->weights[p->slices[i].weight].whole)
+        if (!p->weights[p->slices[i].weight].whole && is_expert(p, &p->slices[i]) == experts)
             total += block(p->slices[i].bytes);
-    double share = total ? (double)resident_room / (double)total : 1, credit = 0;
-    for (size_t i = 0; i < p->n_slices; i++) {
-        lt__plan_slice *s = &p->slices[i];
-        if (p->weights[s->weight].whole)
+    return total;
+}
+
+/* Error diffusion along the pass spreads what is streamed. Of experts the first of each weight stay: the slices of a
+ * weight that have the same place are one launch. Returns the room that is left. */
+static uint64_t spread_slices(lt_plan *p, bool experts, uint64_t room)
+{
+    uint64_t total = cut_total(p, experts), left = room;
+    double share = total ? (double)room / (double)total : 1, credit = 0;
+    for (size_t i = 0, end; i < p->n_slices; i = end) {
+        const lt__plan_slice *first = &p->slices[i];
+        end = i + 1;
+        if (p->weights[first->weight].whole || is_expert(p, first) != experts)
             continue;
-        uint64_t b = block(s->bytes);
-        credit += share * (double)b;
-        if (credit >= (double)b && b <= left) {
-            credit -= (double)b;
-            left -= b;
-        } else {
-            s->place = LT_PLACE_STREAMED;
+        while (experts && end < p->n_slices && p->slices[end].weight == first->weight)
+            end++;
+        for (size_t k = i; k < end; k++)
+            credit += share * (double)block(p->slices[k].bytes);
+        for (size_t k = i; k < end; k++) {
+            uint64_t b = block(p->slices[k].bytes);
+            if (credit >= (double)b && b <= left) {
+                credit -= (double)b;
+                left -= b;
+            } else {
+                p->slices[k].place = LT_PLACE_STREAMED;
+            }
         }
     }
+    return left;
+}
+
+/* A token uses all of a matrix, and of experts some: matrices stay first. A second sweep fills what is left. */
+static void place_slices(lt_plan *p, uint64_t resident_room)
+{
+    uint64_t room = lt__min_u64(cut_total(p, false), resident_room), left = spread_slices(p, false, room);
+    left += spread_slices(p, true, resident_room - room);
     for (size_t i = 0; i < p->n_slices; i++) {
         lt__plan_slice *s = &p->slices[i];
         if (s->place == LT_PLACE_STREAMED && block(s->bytes) <= left) {
@@ -375,22 +398,31 @@ static lt_status map_slices(lt_plan *p, const lt__plan_input *in, const lt_devic
 {
     char a[24], b[24];
     lt_plan_info *i = &p->info;
-    if (d->offload != LT_OFFLOAD_MAPPED || !i->streamed_bytes)
+    bool all = d->offload == LT_OFFLOAD_MAPPED, experts = false;
+    for (size_t k = 0; k < p->n_slices; k++)
+        experts |= p->slices[k].place == LT_PLACE_STREAMED && is_expert(p, &p->slices[k]);
+    if (!i->streamed_bytes || !(all || (experts && dev->maps_host)))
         return LT_OK;
     /* What is streamed lies all over the file, which is locked in large chunks. */
     uint64_t most = p->direct ? d->ram_bytes ? d->ram_bytes : lt__host_budget() : lt__pin_limit(dev);
+    if (in->file_bytes > most && !all) {
+        lt__plan_reason(p, "experts are streamed to every token, the unused ones too: to read the used ones in place, the model's %s would have to "
+                           "stay page-locked in host memory, and %s %s", lt__format_bytes(in->file_bytes, a, sizeof a),
+                        lt__format_bytes(most, b, sizeof b), p->direct ? "of RAM may be used" : "is the most that may be locked");
+        return LT_OK;
+    }
     if (in->file_bytes > most)
         return lt__fail(err, LT_E_NO_FIT, "offload mapped: the model's %s would have to stay page-locked in host memory, and %s %s; leave it at stream",
                         lt__format_bytes(in->file_bytes, a, sizeof a), lt__format_bytes(most, b, sizeof b),
                         p->direct ? "of RAM may be used" : "is the most that may be locked");
     for (size_t k = 0; k < p->n_slices; k++)
-        if (p->slices[k].place == LT_PLACE_STREAMED) {
+        if (p->slices[k].place == LT_PLACE_STREAMED && (all || is_expert(p, &p->slices[k]))) {
             p->slices[k].place = LT_PLACE_MAPPED;
             i->mapped_bytes += p->slices[k].bytes;
             i->mapped_items++;
         }
-    lt__plan_reason(p, "a pass of one token reads the streamed %s in place, from page-locked host memory; prompts stream them through the ring",
-                    lt__format_bytes(i->mapped_bytes, a, sizeof a));
+    lt__plan_reason(p, "a pass of one token reads %s%s in place, from page-locked host memory; prompts stream them through the ring",
+                    experts ? "what it uses of " : "the streamed ", lt__format_bytes(i->mapped_bytes, a, sizeof a));
     return LT_OK;
 }
 

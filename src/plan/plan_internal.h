@@ -13,8 +13,10 @@
 typedef struct lt__plan_weight {
     const char *name;
     lt_dtype    dtype;
-    uint64_t    rows, row_bytes, bytes;
-    bool        whole; /* never cut, always resident: norms and biases */
+    uint64_t    rows, row_bytes, bytes; /* rows: of a matrix, or its experts */
+    uint32_t    unit;   /* rows that a slice is a multiple of */
+    double      active; /* share of the rows that a token uses: under 1 of experts */
+    bool        whole;  /* never cut, always resident: norms and biases */
 } lt__plan_weight;
 
 typedef struct lt__plan_group { uint32_t window; uint64_t page_bytes; } lt__plan_group;

@@ -1,4 +1,6 @@
 /* predict.c - the speed to expect from bytes, rates and the plan. */
+#include <math.h>
+
 #include "base/mem.h"
 #include "plan/plan_internal.h"
 
@@ -21,12 +23,26 @@ static double stream_rate(const lt_plan *p, const lt_device_info *dev)
  * place; of reading all other weights. */
 typedef struct pass_cost { double stream, compute, mapped, weights; } pass_cost;
 
+/* Share of a weight's rows that so many tokens use; each picks its experts for itself. */
+static double used(const lt__plan_weight *w, uint32_t tokens) { return tokens == 1 ? w->active : 1 - pow(1 - w->active, tokens); }
+
+/* Bytes that a pass reads in place: by which it does not stream. */
+static double read_in_place(const lt_plan *p, uint32_t tokens)
+{
+    double sum = 0;
+    for (size_t i = 0; tokens == 1 && i < p->n_slices; i++)
+        if (p->slices[i].place == LT_PLACE_MAPPED)
+            sum += (double)p->slices[i].bytes * p->weights[p->slices[i].weight].active;
+    return sum;
+}
+
 /* One pass of `tokens` tokens that start at depth `depth`. */
 static pass_cost cost_pass(const lt_plan *p, double rate, uint32_t tokens, uint32_t depth)
 {
     const lt_profile *f = &p->profile;
-    double in_place = f->mapped_rate > 0 ? f->mapped_rate : f->link_rate, mapped = tokens == 1 ? (double)p->info.mapped_bytes : 0;
-    pass_cost c = {.stream = div_rate((double)p->info.streamed_bytes - mapped, rate) + div_rate(mapped, in_place), .mapped = div_rate(mapped, in_place)};
+    double in_place = f->mapped_rate > 0 ? f->mapped_rate : f->link_rate, mapped = read_in_place(p, tokens);
+    double streamed = (double)(p->info.streamed_bytes - (tokens == 1 ? p->info.mapped_bytes : 0));
+    pass_cost c = {.stream = div_rate(streamed, rate) + div_rate(mapped, in_place), .mapped = div_rate(mapped, in_place)};
     uint64_t launches = p->graph.n_nodes;
     for (size_t i = 0; i < p->n_slices; i++) {
         const lt__plan_slice *s = &p->slices[i];
@@ -35,7 +51,7 @@ static pass_cost cost_pass(const lt_plan *p, double rate, uint32_t tokens, uint3
         if (w->whole)
             continue;
         const lt_dtype_traits *t = lt_dtype_get(w->dtype);
-        double bytes = (double)s->bytes, macs = bytes / t->block_bytes * t->block_elems;
+        double bytes = (double)s->bytes * used(w, tokens), macs = (double)s->bytes * w->active / t->block_bytes * t->block_elems;
         double read = div_rate(bytes, f->memory_rate);
         bool head = i + 1 == p->n_slices || w == &p->weights[p->slices[p->n_slices - 1].weight];
         double rows = head ? (tokens < p->info.rows ? tokens : p->info.rows) : tokens;
@@ -52,12 +68,18 @@ static pass_cost cost_pass(const lt_plan *p, double rate, uint32_t tokens, uint3
     return c;
 }
 
+/* What has to come over the link, streamed or read in place. */
+static double link_bytes(const lt_plan *p, uint32_t tokens)
+{
+    return (double)(p->info.streamed_bytes - (tokens == 1 ? p->info.mapped_bytes : 0)) + read_in_place(p, tokens);
+}
+
 double lt__plan_floor_seconds(const lt_plan *p, uint32_t tokens, uint32_t depth)
 {
     /* The link for what is streamed, device memory for all that is read, arithmetic for many tokens. */
     lt_device_info dev = {.host_visible = p->profile.link_rate == 0};
     pass_cost c = cost_pass(p, stream_rate(p, &dev), tokens, depth);
-    return longer(div_rate((double)p->info.streamed_bytes, stream_rate(p, &dev)), tokens > 8 ? c.compute : c.weights);
+    return longer(div_rate(link_bytes(p, tokens), stream_rate(p, &dev)), tokens > 8 ? c.compute : c.weights);
 }
 
 void lt__plan_predict(lt_plan *p, const lt_device_info *dev, uint32_t prompt)
@@ -67,7 +89,7 @@ void lt__plan_predict(lt_plan *p, const lt_device_info *dev, uint32_t prompt)
     prompt = prompt < i->ctx ? prompt : i->ctx;
     pass_cost one = cost_pass(p, rate, 1, prompt);
     i->predicted_decode_tps = div_rate(1, longer(one.stream, one.compute));
-    i->floor_decode_tps = div_rate(1, longer(div_rate((double)i->streamed_bytes, rate), one.weights));
+    i->floor_decode_tps = div_rate(1, longer(div_rate(link_bytes(p, 1), rate), one.weights));
     const char *slow = dev->host_visible || (p->direct && p->profile.read_rate < p->profile.link_rate) ? "disk" : "link";
     i->decode_bound = one.stream > one.compute || one.mapped > 0.6 * one.compute ? slow : one.weights > 0.6 * one.compute ? "memory" : "compute";
 
@@ -84,5 +106,5 @@ void lt__plan_predict(lt_plan *p, const lt_device_info *dev, uint32_t prompt)
     i->floor_prefill_tps = div_rate(prompt, floor);
     i->prefill_bound = stream > 0.99 * seconds ? slow : "compute";
     lt__plan_reason(p, "decode is bound by %s: %.2f ms a token to bring %lu streamed bytes, %.2f ms to compute", i->decode_bound,
-                    one.stream * 1e3, i->streamed_bytes, one.compute * 1e3);
+                    one.stream * 1e3, (uint64_t)link_bytes(p, 1), one.compute * 1e3);
 }

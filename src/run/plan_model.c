@@ -11,6 +11,25 @@
  * tests at 9 to 21 MiB, so a budget of RAM counts this much beside what the process holds already. */
 #define HOST_EXTRA (UINT64_C(24) << 20)
 
+/* What products read by rows or by experts; the rest stays whole. */
+static void fill_cuts(lt__plan_input *in)
+{
+    const lt_graph *g = in->graph;
+    for (size_t n = 0; n < g->n_nodes; n++) {
+        const lt_node *node = &g->nodes[n];
+        if (!lt_op_cuts(node->op))
+            continue;
+        const lt_tensor *w = &g->tensors[node->src[1]];
+        lt__plan_weight *pw = &in->weights[w->weight];
+        pw->whole = false;
+        pw->rows = (uint64_t)w->dim[0];
+        pw->row_bytes = pw->bytes / pw->rows;
+        pw->unit = node->op == LT_OP_LINEAR ? 8 : 1; /* kernels take rows by 8 */
+        if (node->op == LT_OP_EXPERT_LINEAR)
+            pw->active = (double)g->tensors[node->src[2]].dim[1] / (double)pw->rows;
+    }
+}
+
 static lt_status fill_weights(const lt_model *m, lt__plan_input *in, lt_err *err)
 {
     in->n_weights = m->n_weights;
@@ -24,13 +43,10 @@ static lt_status fill_weights(const lt_model *m, lt__plan_input *in, lt_err *err
             continue;
         }
         lt__plan_weight *pw = &in->weights[i];
-        *pw = (lt__plan_weight){.name = w->name, .dtype = w->dtype, .bytes = w->bytes, .rows = 1, .whole = w->ndim < 2};
-        pw->row_bytes = w->bytes;
-        if (w->ndim == 2) {
-            pw->rows = w->dim[0];
-            pw->row_bytes = w->bytes / w->dim[0];
-        }
+        *pw = (lt__plan_weight){.name = w->name, .dtype = w->dtype, .bytes = w->bytes, .rows = 1, .row_bytes = w->bytes,
+                                .unit = 1, .active = 1, .whole = true};
     }
+    fill_cuts(in);
     return LT_OK;
 }
 
