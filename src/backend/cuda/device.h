@@ -227,6 +227,8 @@ void lt__cuda_unreserve(lt_device *dev, lt_addr base, uint64_t bytes);
 lt_status lt__cuda_commit(lt_device *dev, lt_addr base, uint64_t bytes, lt_err *err);
 void lt__cuda_decommit(lt_device *dev, lt_addr base, uint64_t bytes);
 void lt__cuda_keep(lt_device *dev, uint64_t bytes);
+/* Whether a launch's address is of host memory read in place: of no reservation. */
+bool lt__cuda_on_host(lt_cuda_device *d, lt_addr at);
 /* What memory.c and managed.c share; all under the memory's lock, in the context. */
 void lt__cuda_add_held(lt_cuda_memory *m, uint64_t bytes);
 void lt__cuda_drop_held(lt_cuda_memory *m, uint64_t bytes);

@@ -25,7 +25,7 @@ static inline void lt__cuda_kv_fill(lt_cuda_kv *out, const lt_cuda_device *dev, 
 
 /* LINEAR of 1 to 4 weights of one dtype with one x of 1 to 8 tokens, in one launch: each result is bit-equal to its
  * own launch. ok looks at dtypes, dims, strides and addresses; alignments may differ. Where it says no, launch singly. */
-bool lt__cuda_linear_group_ok(const lt_cuda_device *dev, const lt_op_args *const *args, uint32_t n);
+bool lt__cuda_linear_group_ok(lt_cuda_device *dev, const lt_op_args *const *args, uint32_t n);
 LT_NODISCARD lt_status
 lt__cuda_linear_group(lt_cuda_device *dev, CUstream stream, const lt_op_args *const *args, uint32_t n, lt_err *err);
 

@@ -1,6 +1,7 @@
 /* launch_linear.c - LINEAR: tiles of eight, four, two or one token, and up to four weights a launch. */
 #include <stdio.h>
 
+#include "backend/cuda/device.h"
 #include "backend/cuda/launch.h"
 
 #define GROUP_TOKENS 8
@@ -52,15 +53,6 @@ static bool fits_team(const team *m, const lt_cuda_props *p, const lt_op_args *c
     return true;
 }
 
-/* Halves that a warp would load across lines of 128 bytes. */
-static bool off_lines(const lt_op_args *const *args, uint32_t n)
-{
-    bool off = false;
-    for (uint32_t i = 0; i < n; i++)
-        off |= ((args[i]->src[1].addr | (uint64_t)args[i]->src[1].stride[0]) & 127) != 0;
-    return off && lt_dtype_get(args[0]->src[1].dtype)->block_bytes == 2;
-}
-
 static bool fits_wide(const wide *m, const lt_cuda_props *p, const lt_op_args *const *args, uint32_t n, way *out)
 {
     int64_t shared = m->tokens * LT_CUDA_WIDE_X(args[0]->src[1].dim[1]);
@@ -73,18 +65,51 @@ static bool fits_wide(const wide *m, const lt_cuda_props *p, const lt_op_args *c
     /* Registers hold eight warps twice at two tokens, once and a half at four, once at eight. */
     bool half = m->tokens == 4 && blocks > 1;
     uint32_t warps = half ? (uint32_t)m->warps / 2 : (uint32_t)m->warps, most = m->tokens == 2 ? 2 : half ? 3 : 1;
-    *out = (way){.tokens = m->tokens, .rows = m->rows, .threads = 32 * warps, .units_of_block = warps, .lines = m->tokens == 1 && off_lines(args, n),
+    *out = (way){.tokens = m->tokens, .rows = m->rows, .threads = 32 * warps, .units_of_block = warps,
                  .shared = (uint32_t)shared, .blocks_of_sm = m->tokens == 1 ? 0 : blocks < most ? blocks : most};
     return true;
 }
 
+/* Rows in host memory, quantised: the most of four, two and one a warp that leave room for a second block, or fit at all. */
+static bool fits_lines(const lt_cuda_props *p, const lt_op_args *const *args, uint32_t n, way *out)
+{
+    const lt_view *w = &args[0]->src[1];
+    uint64_t row_bytes;
+    bool whole = w->dtype == LT_DTYPE_Q4_K || w->dtype == LT_DTYPE_Q5_K;
+    if (!lt_dtype_row_bytes(w->dtype, (uint64_t)w->dim[1], &row_bytes))
+        return false;
+    for (uint32_t i = 0; i < n; i++)
+        if ((whole && !aligned(args[i], false)) || (uint64_t)args[i]->src[1].stride[0] != row_bytes)
+            return false;
+    for (int blocks = 2; blocks >= 1; blocks--)
+        for (int rows = 4; rows >= 1; rows /= 2) {
+            uint64_t shared = LT_CUDA_LINES_WARPS * LT_CUDA_LINES_PITCH(rows * row_bytes);
+            if (shared * (uint64_t)blocks > p->shared_optin_bytes)
+                continue;
+            *out = (way){.lines = true, .tokens = 1, .rows = rows, .threads = 32 * LT_CUDA_LINES_WARPS, .units_of_block = LT_CUDA_LINES_WARPS,
+                         .shared = (uint32_t)shared};
+            return true;
+        }
+    return false;
+}
+
+static bool fits_wide_lines(const lt_cuda_props *p, const lt_op_args *const *args, uint32_t n, way *out)
+{
+    if (lt_dtype_get(args[0]->src[1].dtype)->block_bytes != 2 || !fits_wide(&wides[0], p, args, n, out))
+        return false;
+    out->lines = true;
+    return true;
+}
+
 /* The kernel of the smallest tile that holds the tokens; smaller tiles where shared memory does not hold that many. */
-static way choose(const lt_cuda_device *dev, const lt_op_args *const *args, uint32_t n)
+static way choose(lt_cuda_device *dev, const lt_op_args *const *args, uint32_t n)
 {
     const lt_cuda_props *p = lt__cuda_device_props(dev);
     const lt_view *w = &args[0]->src[1];
     int64_t tokens = args[0]->src[0].dim[0];
     way out;
+    if (tokens == 1 && lt__cuda_on_host(dev, w->addr) && (is_quant(w) ? fits_lines(p, args, n, &out) : fits_wide_lines(p, args, n, &out)))
+        return out;
     for (int tile = tokens > 4 ? 8 : tokens > 2 ? 4 : (int)tokens; tile >= 1; tile /= 2) {
         for (size_t i = 0; is_quant(w) && i < sizeof teams / sizeof *teams; i++)
             if (teams[i].dtype == w->dtype && teams[i].tokens == tile && fits_team(&teams[i], p, args, n, &out))
@@ -101,7 +126,8 @@ static lt_status launch_parts(lt_cuda_device *dev, CUstream stream, const lt_op_
 {
     const lt_view *x = &args[0]->src[0], *w = &args[0]->src[1];
     way how = choose(dev, args, n);
-    lt_cuda_linear a = {.x = x->addr, .x_stride = x->stride[0], .cols = (int32_t)w->dim[1], .tokens = (int32_t)x->dim[0], .parts = (int32_t)n};
+    lt_cuda_linear a = {.x = x->addr, .x_stride = x->stride[0], .cols = (int32_t)w->dim[1], .tokens = (int32_t)x->dim[0], .parts = (int32_t)n,
+                        .rows_of = how.rows};
     for (uint32_t i = 0; i < n; i++) {
         const lt_view *v = &args[i]->src[1], *y = &args[i]->dst;
         int32_t step = how.plain ? how.rows : 1; /* the plain kernels count rows */
@@ -147,7 +173,7 @@ static bool accepts_linear(const lt_cuda_device *dev, const lt_op_args *a, const
     return a->src[1].dim[0] < INT32_MAX - 64 && a->src[1].dim[1] < INT32_MAX - 256;
 }
 
-bool lt__cuda_linear_group_ok(const lt_cuda_device *dev, const lt_op_args *const *args, uint32_t n)
+bool lt__cuda_linear_group_ok(lt_cuda_device *dev, const lt_op_args *const *args, uint32_t n)
 {
     if (n < 1 || n > LT_CUDA_LINEAR_PARTS)
         return false;
@@ -159,7 +185,7 @@ bool lt__cuda_linear_group_ok(const lt_cuda_device *dev, const lt_op_args *const
         if (args[i]->op != LT_OP_LINEAR || !accepts_linear(dev, args[i], &why))
             return false;
         if (xi->addr != x->addr || xi->dtype != x->dtype || xi->dim[0] != x->dim[0] || xi->stride[0] != x->stride[0] ||
-            wi->dtype != w->dtype || wi->dim[1] != w->dim[1])
+            wi->dtype != w->dtype || wi->dim[1] != w->dim[1] || lt__cuda_on_host(dev, wi->addr) != lt__cuda_on_host(dev, w->addr))
             return false;
         rows += wi->dim[0];
     }

@@ -47,6 +47,14 @@ static lt_cuda_range *range_of(lt_cuda_memory *m, lt_addr base, uint64_t bytes)
     return NULL;
 }
 
+bool lt__cuda_on_host(lt_cuda_device *d, lt_addr at)
+{
+    pthread_mutex_lock(&d->memory.lock);
+    bool here = range_of(&d->memory, at, 0) != NULL;
+    pthread_mutex_unlock(&d->memory.lock);
+    return !here;
+}
+
 static lt_cumemprop piece_prop(const lt_cuda_device *d)
 {
     return (lt_cumemprop){.type = LT_CU_MEM_PINNED, .location = {LT_CU_MEM_LOCATION_DEVICE, d->device}};

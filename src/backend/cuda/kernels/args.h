@@ -23,7 +23,7 @@ typedef struct lt_cuda_linear_part {
 typedef struct lt_cuda_linear {
     uint64_t            x;
     int64_t             x_stride;
-    int32_t             cols, tokens, parts, units /* of rows */;
+    int32_t             cols, tokens, parts, units /* of rows */, rows_of /* a unit: lines.cuh */, pad;
     lt_cuda_linear_part part[LT_CUDA_LINEAR_PARTS];
 } lt_cuda_linear;
 
@@ -48,7 +48,10 @@ typedef struct lt_cuda_linear {
 
 /* Kernels of wide.cuh. X(tokens, rows of a warp, steps of 256 columns ahead, warps of a block at most) */
 #define LT_CUDA_WIDES(X) X(1, 1, 4, 8) X(2, 2, 2, 8) X(4, 2, 2, 8) X(8, 2, 2, 8)
-#define LT_CUDA_LINES_WARPS 8 /* of the one for a token and rows of halves that begin off their lines of 128 bytes */
+/* Weights in host memory and one token: rows of halves, and quantised ones (lines.cuh), of which a warp takes up to four. */
+#define LT_CUDA_WIDE_LINES_WARPS 8
+#define LT_CUDA_LINES_WARPS 4
+#define LT_CUDA_LINES_PITCH(span) (((span) + 127 + 16 + 127) / 128 * 128) /* what lies before on its line, and is read behind */
 
 /* Their shared memory; bytes: of a segment of a row. */
 #define LT_CUDA_TEAM_CHUNKS(bytes, whole) ((whole) ? (bytes) / 16 : (bytes) % 16 == 0 ? (bytes) / 16 + 1 : ((bytes) + 30) / 16)

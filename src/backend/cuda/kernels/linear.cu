@@ -1,47 +1,12 @@
 /* linear.cu - rows of activations times a weight, one to eight tokens a pass over it.
  *
  * Quantised rows by blocks of threads that stage them in shared memory (team.cuh), float rows by warps that load ahead
- * into registers (wide.cuh). The plain kernels here take what those do not: rows off their alignment, activations that
+ * into registers (wide.cuh); for one token and rows in host memory, whole lines (lines.cuh, and wide.cuh again). The plain kernels here take what those do not: rows off their alignment, activations that
  * do not fit shared memory. All sum in the orders of docs/arithmetic.md, so a CPU gets the same bits. */
-#include "team.cuh"
+#include "lines.cuh"
 #include "wide.cuh"
 
 #define WARPS 4
-
-/* Activations of one block of 32 columns of one token. */
-typedef struct lt_block_x { uint32_t q[8]; float d; int s0, s1; } lt_block_x;
-
-LT_DEV void load_x(const uint8_t *q, int cols, int b, lt_block_x &x)
-{
-#pragma unroll
-    for (int k = 0; k < 4; k++) {
-        const uint2 v = __ldg((const uint2 *)(q + 32 * b) + k);
-        x.q[2 * k] = v.x;
-        x.q[2 * k + 1] = v.y;
-    }
-    x.d = __ldg((const float *)(q + cols + 4 * b));
-    const uint32_t sums = __ldg((const uint32_t *)(q + cols + cols / 8 + 4 * b));
-    x.s0 = (int16_t)(sums & 0xffff);
-    x.s1 = (int16_t)(sums >> 16);
-}
-
-template <int dt> LT_DEV float add_block(const lt_group &g, const lt_block_x &x, float acc)
-{
-    typedef lt_weight<dt> W;
-    int i0 = 0, i1 = 0;
-#pragma unroll
-    for (int k = 0; k < 4; k++) {
-        i0 = __dp4a((int)g.w[k], (int)x.q[k], i0);
-        i1 = __dp4a((int)g.w[4 + k], (int)x.q[4 + k], i1);
-    }
-    i0 -= W::offset * x.s0;
-    i1 -= W::offset * x.s1;
-    const int sum = W::halves ? g.sc0 * i0 + g.sc1 * i1 : i0 + i1;
-    acc = lt_fma((float)sum, lt_mul(g.d, x.d), acc);
-    if (W::mins)
-        acc = lt_fma((float)(g.mn0 * x.s0 + g.mn1 * x.s1), lt_mul(g.m, x.d), acc);
-    return acc;
-}
 
 /* Eight lanes a row, lane c owns accumulator c and walks blocks c, c + 8, ...; one token. */
 template <int dt> LT_DEV void plain_quant(const lt_cuda_linear &a)
@@ -97,6 +62,8 @@ template <typename T> LT_DEV void plain_float(const lt_cuda_linear &a)
 
 #define PLAIN(name, bytes, whole) KERNEL(name##_plain, 32 * WARPS, plain_quant<LT_W_##name>)
 LT_CUDA_QUANTS(PLAIN)
+#define LINES(name, bytes, whole) KERNEL(name##_lines, 32 * LT_CUDA_LINES_WARPS, linear_lines<LT_W_##name>)
+LT_CUDA_QUANTS(LINES)
 #define TEAM(name, bytes, whole, tokens, rows, own, seg, stages) \
     KERNEL(name##_##tokens, rows * 8 / own, (linear_team<LT_W_##name, tokens, rows, own, seg, stages>))
 LT_CUDA_TEAMS(TEAM)
@@ -109,5 +76,5 @@ KERNEL(BF16_plain, 32 * WARPS, plain_float<unsigned short>)
     KERNEL(F16_##tokens, 32 * warps, (linear_wide<1, tokens, rows, batch, false>))    \
     KERNEL(BF16_##tokens, 32 * warps, (linear_wide<2, tokens, rows, batch, false>))
 LT_CUDA_WIDES(WIDE)
-KERNEL(F16_lines, 32 * LT_CUDA_LINES_WARPS, (linear_wide<1, 1, 1, 4, true>))
-KERNEL(BF16_lines, 32 * LT_CUDA_LINES_WARPS, (linear_wide<2, 1, 1, 4, true>))
+KERNEL(F16_lines, 32 * LT_CUDA_WIDE_LINES_WARPS, (linear_wide<1, 1, 1, 4, true>))
+KERNEL(BF16_lines, 32 * LT_CUDA_WIDE_LINES_WARPS, (linear_wide<2, 1, 1, 4, true>))
