@@ -245,6 +245,15 @@ typedef struct gemm_fns {
     X(Q4_0, 32) X(Q4_1, 32) X(Q5_0, 32) X(Q5_1, 32) X(Q8_0, 32) X(IQ4_NL, 32) X(MXFP4, 32) \
     X(Q2_K, 256) X(Q3_K, 256) X(Q4_K, 256) X(Q5_K, 256) X(Q6_K, 256) X(IQ4_XS, 256)
 
+LT_ALWAYS const uint8_t *act_of(const lt__gemm *g, uint64_t t)
+{
+    return g->pairs ? g->pairs[t].act : g->act + t * g->act_stride;
+}
+LT_ALWAYS float *out_of(const lt__gemm *g, uint64_t t)
+{
+    return (float *)(void *)(g->pairs ? g->pairs[t].dst : g->dst + t * g->dst_stride);
+}
+
 /* Per token and block what the kind takes from s0 + s1. */
 static void fill_aux(const lt__gemm *g, uint64_t t0, uint64_t n, int32_t *aux)
 {
@@ -253,7 +262,7 @@ static void fill_aux(const lt__gemm *g, uint64_t t0, uint64_t n, int32_t *aux)
     const __m256i f = _mm256_set1_epi16(factor);
     const uint64_t nb = g->cols / 32;
     for (uint64_t j = 0; j < n; j++, aux += nb) {
-        const int16_t *s = lt__q8a_at(g->act + (t0 + j) * g->act_stride, g->cols).s;
+        const int16_t *s = lt__q8a_at(act_of(g, t0 + j), g->cols).s;
         uint64_t b = 0;
         for (; b + 8 <= nb; b += 8) {
             __m256i v = _mm256_madd_epi16(lt__load256(s + 2 * b), f);
@@ -290,9 +299,9 @@ static void multiply_chunk(const lt__gemm *g, const gemm_fns *f, uint64_t first,
             for (uint64_t k = 0; k < GEMM_PANELS; k++)
                 a.panel[k] = panels + (p + k <= last ? p + k : last) * pb;
             for (uint64_t k = 0; k < nt; k++) {
-                a.tok[k] = lt__q8a_at(g->act + (t0 + j + k) * g->act_stride, g->cols);
+                a.tok[k] = lt__q8a_at(act_of(g, t0 + j + k), g->cols);
                 a.aux[k] = aux + (j + k) * nb;
-                a.out[k] = (float *)(void *)(g->dst + (t0 + j + k) * g->dst_stride) + first + p * GEMM_ROWS;
+                a.out[k] = out_of(g, t0 + j + k) + first + p * GEMM_ROWS;
             }
             f->tile[nt - 1](&a);
         }

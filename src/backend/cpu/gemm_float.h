@@ -28,6 +28,7 @@
 
 typedef struct gf_job {
     const lt_op_args *args;
+    const lt__pair *pairs; /* NULL: tokens and outputs by the strides of args */
     lt_team *team;
     uint64_t rows, cols, tokens, steps;
     uint64_t turn;         /* rows that a thread takes at a time */
@@ -199,7 +200,8 @@ static void gf_pack_tokens(const gf_job *j, uint64_t t0, uint64_t m, uint64_t i,
     const uint64_t at = gf_tile_at(m, i), n = gf_tile_at(m, i + 1) - at;
     const uint8_t *row[GF_TOKENS];
     for (uint64_t k = 0; k < n; k++)
-        row[k] = (const uint8_t *)lt_cpu_ptr(x->addr) + (t0 + at + k) * (uint64_t)x->stride[0];
+        row[k] = j->pairs ? j->pairs[t0 + at + k].act
+                          : (const uint8_t *)lt_cpu_ptr(x->addr) + (t0 + at + k) * (uint64_t)x->stride[0];
     gf_pack(LT_DTYPE_F32, (int)n, row, j->cols, 0, 0.0f, j->x_plane, xs + at * j->steps * GF_LANES);
 }
 
@@ -236,7 +238,10 @@ static void gf_walk(const gf_job *j, uint64_t first, uint64_t n, uint64_t t0, ui
             const uint64_t at = gf_tile_at(m, k), nt = gf_tile_at(m, k + 1) - at;
             gf_args a = {.x = xs + at * j->steps * GF_LANES, .w_plane = j->w_plane, .x_plane = j->x_plane,
                          .cols = j->cols, .first = reg, .end = reg + j->regs};
-            uint8_t *out = (uint8_t *)lt_cpu_ptr(y->addr) + (t0 + at) * (uint64_t)y->stride[0] + first * sizeof(float);
+            float *out[GF_TOKENS];
+            for (uint64_t q = 0; q < nt; q++)
+                out[q] = (float *)(void *)(j->pairs ? j->pairs[t0 + at + q].dst
+                                                    : (uint8_t *)lt_cpu_ptr(y->addr) + (t0 + at + q) * (uint64_t)y->stride[0]) + first;
             for (uint64_t r = 0; r < row_tiles; r++) {
                 a.w = mine + r * GF_ROWS * j->steps * GF_LANES;
                 a.rows = n - r * GF_ROWS;
@@ -244,7 +249,7 @@ static void gf_walk(const gf_job *j, uint64_t first, uint64_t n, uint64_t t0, ui
                     a.level[l] = l < j->near ? hot + l * GF_TILE
                                              : far + (((l - j->near) * GF_WALK_TILES + k - i) * row_tiles + r) * GF_TILE;
                 for (uint64_t q = 0; q < nt; q++)
-                    a.out[q] = (float *)(void *)(out + q * (uint64_t)y->stride[0]) + r * GF_ROWS;
+                    a.out[q] = out[q] + r * GF_ROWS;
                 gf_tiles[nt - 1](&a);
             }
         }
@@ -278,14 +283,19 @@ static void gf_rank(void *arg, uint32_t rank, uint32_t ranks)
     }
 }
 
+static uint64_t gf_chunk_most(uint64_t steps)
+{
+    const uint64_t fit = GF_L3_TOKENS / (steps * 1024);
+    return fit < GF_MIN_TOKENS ? GF_MIN_TOKENS : fit;
+}
+
 static gf_job gf_plan(const lt_op_args *args, uint32_t threads)
 {
     const lt_view *w = &args->src[1];
     gf_job j = {.args = args, .rows = (uint64_t)w->dim[0], .cols = (uint64_t)w->dim[1],
                 .tokens = (uint64_t)args->src[0].dim[0], .regs = GF_REGS, .near = GF_LEVELS, .block = GF_ROWS};
     j.steps = (j.cols + 255) / 256;
-    const uint64_t fit = GF_L3_TOKENS / (j.steps * 1024), most = fit < GF_MIN_TOKENS ? GF_MIN_TOKENS : fit;
-    const uint64_t chunks = (j.tokens + most - 1) / most;
+    const uint64_t most = gf_chunk_most(j.steps), chunks = (j.tokens + most - 1) / most;
     j.chunk = (j.tokens + chunks - 1) / chunks;
     const uint64_t share = (j.rows + 8 * threads - 1) / (8 * threads); /* eight turns a thread, at least */
     j.turn = ((share < GF_BLOCK ? share : GF_BLOCK) + GF_ROWS - 1) / GF_ROWS * GF_ROWS;
@@ -310,10 +320,24 @@ static size_t gf_scratch(const lt_op_args *args, uint32_t threads)
     return (GF_REGS * j.x_plane * (j.alone ? threads : 1) + threads * j.each) * sizeof(float);
 }
 
-static void gf_run(const lt_op_args *args, lt_team *team, void *scratch)
+/* Enough for as many tokens and for fewer, whose plan may have a larger chunk, each thread packing all of it for itself, or
+ * rows in smaller blocks, for which more sums wait. */
+static size_t gf_scratch_most(const lt_op_args *args, uint32_t threads)
+{
+    lt_op_args few = *args;
+    few.src[0].dim[0] = 1;
+    const gf_job j = gf_plan(args, threads), f = gf_plan(&few, threads);
+    const uint64_t most = gf_chunk_most(j.steps), chunk = j.tokens < most ? j.tokens : most;
+    const size_t all = GF_REGS * (chunk * j.steps * GF_LANES + 16), own = threads * all, each = j.each > f.each ? j.each : f.each;
+    const size_t alone = own < GF_ALONE / sizeof(float) ? own : GF_ALONE / sizeof(float);
+    return ((alone > all ? alone : all) + threads * each) * sizeof(float);
+}
+
+static void gf_run(const lt_op_args *args, const lt__pair *pairs, lt_team *team, void *scratch)
 {
     gf_job j = gf_plan(args, lt__team_threads(team));
     j.team = team;
+    j.pairs = pairs;
     j.xs = scratch;
     j.scratch = j.xs + GF_REGS * j.x_plane * (j.alone ? lt__team_threads(team) : 1);
     lt__team_run(team, gf_rank, &j);

@@ -1,8 +1,6 @@
 /* LINEAR over quantised weights: how the rows are shared out. Nothing here needs an instruction set. */
 #include "backend/cpu/linear.h"
 
-#define MATVEC_BYTES ((size_t)32 << 10) /* of weights taken at a time by a thread */
-
 typedef struct linear_job {
     lt__gemm g;
     const lt__gemm_isa *isa;
@@ -30,9 +28,6 @@ static void linear_rank(void *arg, uint32_t rank, uint32_t ranks)
     }
 }
 
-/* Whole registers of rows, of 8 or of 16. */
-static uint64_t up16(uint64_t x) { return (x + 15) & ~(uint64_t)15; }
-
 void lt__linear_quant(const lt__gemm_isa *isa, const lt_op_args *args, lt_team *team, void *scratch)
 {
     const lt_view *x = &args->src[0], *w = &args->src[1];
@@ -42,12 +37,12 @@ void lt__linear_quant(const lt__gemm_isa *isa, const lt_op_args *args, lt_team *
                      .dst_stride = (size_t)args->dst.stride[0], .rows = (uint64_t)w->dim[0],
                      .cols = (uint64_t)w->dim[1], .tokens = (uint64_t)x->dim[0]};
     if (j.g.tokens == 1) {
-        j.step = up16(MATVEC_BYTES / j.g.w_stride + 1);
+        j.step = lt__up16(LT_MATVEC_BYTES / j.g.w_stride + 1);
     } else {
         j.step = isa->rows(w->dtype, j.g.cols);
         j.scratch_each = isa->scratch(w->dtype, j.g.cols);
     }
-    const uint64_t share = up16(j.g.rows / (4 * lt__team_threads(team)) + 1); /* four turns a thread, at least */
+    const uint64_t share = lt__up16(j.g.rows / (4 * lt__team_threads(team)) + 1); /* four turns a thread, at least */
     if (share < j.step)
         j.step = share;
     lt__team_run(team, linear_rank, &j);

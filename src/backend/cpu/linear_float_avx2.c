@@ -73,7 +73,7 @@ lt_status lt__linear_float_avx2(const lt_op_args *args, lt_team *team, void *scr
 {
     (void)scratch_bytes, (void)err;
     if (args->src[0].dim[0] > 1) {
-        gf_run(args, team, scratch);
+        gf_run(args, NULL, team, scratch);
         return LT_OK;
     }
     mf_run(args, team);
@@ -83,4 +83,12 @@ lt_status lt__linear_float_avx2(const lt_op_args *args, lt_team *team, void *scr
 size_t lt__linear_float_scratch_avx2(const lt_op_args *args, uint32_t threads)
 {
     return args->src[0].dim[0] > 1 ? gf_scratch(args, threads) : 0;
+}
+
+const lt__gemm_float lt__gemm_float_avx2 = {gf_run, gf_scratch_most};
+
+void lt__matvec_float_avx2(lt_dtype t, const uint8_t *w, size_t row_bytes, uint64_t rows, uint64_t cols, const uint8_t *act,
+                         float *out)
+{
+    mf_rows(t, w, row_bytes, rows, cols, (const float *)(const void *)act, out);
 }

@@ -77,7 +77,7 @@ lt_status lt__linear_float_avx512(const lt_op_args *args, lt_team *team, void *s
 {
     (void)scratch_bytes, (void)err;
     if (args->src[0].dim[0] > 1)
-        gf_run(args, team, scratch);
+        gf_run(args, NULL, team, scratch);
     else
         mf_run(args, team);
     return LT_OK;
@@ -86,4 +86,12 @@ lt_status lt__linear_float_avx512(const lt_op_args *args, lt_team *team, void *s
 size_t lt__linear_float_scratch_avx512(const lt_op_args *args, uint32_t threads)
 {
     return args->src[0].dim[0] > 1 ? gf_scratch(args, threads) : 0;
+}
+
+const lt__gemm_float lt__gemm_float_avx512 = {gf_run, gf_scratch_most};
+
+void lt__matvec_float_avx512(lt_dtype t, const uint8_t *w, size_t row_bytes, uint64_t rows, uint64_t cols, const uint8_t *act,
+                         float *out)
+{
+    mf_rows(t, w, row_bytes, rows, cols, (const float *)(const void *)act, out);
 }

@@ -5,7 +5,8 @@
 #include "backend/cpu/ops.h"
 
 lt_cpu_fn lt__linear_float_avx2, lt__quantize_avx2, lt__rms_norm_avx2, lt__rope_avx2,
-    lt__binary_avx2, lt__scale_avx2, lt__softcap_avx2, lt__kv_store_avx2, lt__attention_avx2;
+    lt__binary_avx2, lt__scale_avx2, lt__softcap_avx2, lt__kv_store_avx2, lt__attention_avx2,
+    lt__top_k_avx2, lt__top_share_avx2, lt__expert_bias_avx2, lt__expert_sum_avx2, lt__clamp_mul_avx2;
 
 size_t lt__linear_float_scratch_avx2(const lt_op_args *args, uint32_t threads);
 size_t lt__attention_scratch_avx2(const lt_op_args *args, uint32_t threads);

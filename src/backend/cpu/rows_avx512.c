@@ -17,8 +17,22 @@ static size_t linear_quant_scratch(const lt_op_args *args, uint32_t threads)
     return lt__linear_quant_scratch(&lt__gemm_avx512, args, threads);
 }
 
+static const lt__expert_isa experts = {lt__matvec_avx2, lt__matvec_float_avx512, &lt__gemm_avx512, &lt__gemm_float_avx512};
+
+static lt_status expert_linear(const lt_op_args *args, lt_team *team, void *scratch, size_t scratch_bytes, lt_err *err)
+{
+    (void)scratch_bytes, (void)err;
+    lt__expert_linear(&experts, args, team, scratch);
+    return LT_OK;
+}
+static size_t expert_linear_scratch(const lt_op_args *args, uint32_t threads)
+{
+    return lt__expert_linear_scratch(&experts, args, threads);
+}
+
 const lt_cpu_row lt__cpu_rows_avx512[] = {
     {LT_OP_LINEAR, is_quant_of_many, linear_quant, linear_quant_scratch},
     {LT_OP_LINEAR, is_float, lt__linear_float_avx512, lt__linear_float_scratch_avx512},
+    {LT_OP_EXPERT_LINEAR, NULL, expert_linear, expert_linear_scratch},
 };
 const size_t lt__cpu_rows_avx512_n = sizeof lt__cpu_rows_avx512 / sizeof lt__cpu_rows_avx512[0];
