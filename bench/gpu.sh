@@ -108,16 +108,16 @@ conformance() { # label, test, devices
 }
 stage_tests() {
     local t
-    for t in test_device test_ops test_ops_linear test_ops_attention test_ops_prefill test_ops_bits test_lists test_rebudget test_cases_runs test_card_fault; do
+    for t in test_device test_ops test_ops_linear test_ops_experts test_ops_attention test_ops_prefill test_ops_bits test_lists test_rebudget test_cases_runs test_card_fault; do
         case $card:$t in
         :test_device | :test_lists) row "not here" "$t" "for cards only" ;;
         *) conformance "$t" "$t" "$dev" ;;
         esac
     done
     if [ -n "$card" ]; then # a Hopper runs the kernels of other cards too
-        for t in test_ops_prefill test_ops_linear; do conformance "$t, kernels of other cards" $t "$(with "$dev" sm90a=0)"; done
+        for t in test_ops_prefill test_ops_linear test_ops_experts; do conformance "$t, kernels of other cards" $t "$(with "$dev" sm90a=0)"; done
     else
-        for t in test_ops_prefill test_ops_linear; do row "not here" "$t, kernels of other cards" "for cards only"; done
+        for t in test_ops_prefill test_ops_linear test_ops_experts; do row "not here" "$t, kernels of other cards" "for cards only"; done
     fi
     conformance "golden logits" test_golden_session "$dev"
     for t in test_device test_rebudget; do
@@ -290,7 +290,7 @@ stage_sanitizers() {
         case $1 in racecheck:test_ops_bits) echo "racecheck, test_ops_bits" ;; racecheck:test_ops*) echo "racecheck, ${1#*:}, every 8th case" ;; *) echo "${1%%:*}, ${1#*:}" ;; esac
     }
     for tool in memcheck racecheck initcheck; do
-        for t in test_ops test_ops_bits test_ops_linear test_ops_attention test_ops_prefill test_lists test_rebudget; do
+        for t in test_ops test_ops_bits test_ops_linear test_ops_experts test_ops_attention test_ops_prefill test_lists test_rebudget; do
             [[ $(suite_label $tool:$t) =~ $rows ]] && wanted+=($tool:$t)
         done
     done

@@ -1,4 +1,4 @@
-/* EXPERT_LINEAR on every device: dtype by dtype, shape by shape, slice by slice. */
+/* The ops of a mixture of experts on every device: dtype by dtype, shape by shape, slice by slice. */
 #include "weights_rig.h"
 
 #define BOUND_EXACT 1e-12
@@ -434,9 +434,9 @@ static void prompts_hold_their_bounds(void **state)
             mix_errors(&m, RIGHT, &whole, &sum_only);
             assert_within(mix_name(&s), sum_only, bound);
             worst = fmax(worst, sum_only);
-            mix_errors(&m, NEXT_EXPERT, &whole, &sum_only);
-            assert_caught("experts of a prompt one further on", sum_only, bound);
         }
+        mix_errors(&m, NEXT_EXPERT, &whole, &sum_only);
+        assert_caught("experts of a prompt one further on", sum_only, bound);
         print_message("%s, a prompt: NMSE of a pair %.2g at worst\n", mix_name(&s), worst);
         free(want);
         mix_free(&m);
@@ -492,6 +492,393 @@ static void quantize_of_three_dimensions(void **state)
     }
 }
 
+/* ---- the ops about the products ---- */
+
+/* One launch of up to three sources; src1 and src2 belong to the caller. */
+typedef struct launch {
+    rig_case c;
+    float   *x;
+    void    *y, *blank;
+} launch;
+
+static void launch_init(launch *l, lt_op op, const lt_view *src0, const lt_view *dst, data_kind kind, bool in_place)
+{
+    *l = (launch){.c.args = {.op = op, .n_src = 1, .name = lt_op_get(op)->name, .src = {*src0}, .dst = *dst}};
+    l->c.src_bytes[0] = view_bytes(src0), l->c.dst_bytes = view_bytes(dst);
+    l->x = rnd_floats(l->c.src_bytes[0] / 4, kind);
+    l->blank = malloc(l->c.dst_bytes), l->y = malloc(l->c.dst_bytes);
+    memset(l->blank, 0x5a, l->c.dst_bytes);
+    l->c.dst = in_place ? (void *)l->x : l->blank;
+    l->c.src[0] = in_place ? NULL : l->x;
+}
+static void launch_source(launch *l, const lt_view *v, const void *data)
+{
+    const uint32_t i = l->c.args.n_src++;
+    l->c.args.src[i] = *v, l->c.src[i] = data, l->c.src_bytes[i] = view_bytes(v);
+}
+static void launch_free(launch *l) { free(l->x), free(l->y), free(l->blank); }
+
+static const float *floats_of(const lt_view *v, const void *base, int64_t t, int64_t k) { return (const float *)(const void *)row_of(v, base, t, k); }
+static const int32_t *ids_of(const lt_view *v, const void *base, int64_t t) { return (const int32_t *)(const void *)row_of(v, base, t, 0); }
+
+/* Scores with ties: small integers, some of them NaN, infinite or of either zero. */
+static void make_ties(float *x, size_t n, bool wild)
+{
+    static const float special[] = {NAN, INFINITY, -INFINITY, 0.0f, -0.0f};
+    for (size_t i = 0; i < n; i++)
+        x[i] = wild && rnd_below(3) == 0 ? special[rnd_below(5)] : (float)rnd_below(5) - 2;
+}
+
+typedef enum top_mutant { TOP_RIGHT, HIGHER_COLUMN_FIRST, NAN_FIRST, NAN_EQUALS, ZEROS_DIFFER, TOP_MUTANTS } top_mutant;
+
+static bool before(const float *x, int32_t a, int32_t b, top_mutant mu)
+{
+    const bool na = isnan(x[a]), nb = isnan(x[b]);
+    if (na != nb && mu != NAN_EQUALS)
+        return mu == NAN_FIRST ? na : nb;
+    if (mu == ZEROS_DIFFER && x[a] == 0 && x[b] == 0 && signbit(x[a]) != signbit(x[b]))
+        return signbit(x[b]);
+    if (!na && !nb && x[a] != x[b])
+        return x[a] > x[b];
+    return mu == HIGHER_COLUMN_FIRST ? a > b : a < b;
+}
+
+/* By how many columns go before each. */
+static void top_expected(const float *x, int64_t n, int64_t k, int32_t *out, top_mutant mu)
+{
+    for (int32_t i = 0; i < n; i++) {
+        int64_t rank = 0;
+        for (int32_t j = 0; j < n; j++)
+            rank += j != i && before(x, j, i, mu);
+        if (rank < k)
+            out[rank] = i;
+    }
+}
+
+static const int64_t experts_of[] = {1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 60, 64, 128, 300};
+
+static void top_k(void **state)
+{
+    (void)state;
+    uint64_t caught[TOP_MUTANTS] = {0};
+    for (int n = 0; n < 18 * (DATA_KINDS + 2); n++) {
+        const int kind = n / 18;
+        const int64_t experts = experts_of[n % 18], most = n % 5 ? 8 : experts, k = experts < most ? experts : n % 5 ? 1 + n % 8 : most;
+        const int64_t picks = k < experts ? k : experts, tokens = n % 11 == 0 ? 213 : 1 + n * 13 % 70, pad = n % 3 * 4;
+        lt_view x = spread(view(LT_DTYPE_F32, 2, tokens, experts, 0), pad), y = spread(view(LT_DTYPE_I32, 2, tokens, picks, 0), pad * 2);
+        launch l;
+        launch_init(&l, LT_OP_TOP_K, &x, &y, kind < DATA_KINDS ? (data_kind)kind : DATA_NORMAL, false);
+        l.c.args.params.TOP_K.k = (uint32_t)picks;
+        if (kind >= DATA_KINDS)
+            make_ties(l.x, l.c.src_bytes[0] / 4, kind > DATA_KINDS);
+        if (n % 18 == 12) /* a token of which nothing is a number */
+            for (int64_t i = 0; i < experts; i++)
+                l.x[i] = NAN;
+        rig_check(&l.c, "TOP_K", l.y);
+        for (int64_t t = 0; t < tokens; t++)
+            for (int mu = 0; mu < TOP_MUTANTS; mu++) {
+                int32_t want[300] = {0};
+                top_expected(floats_of(&x, l.x, t, 0), experts, picks, want, (top_mutant)mu);
+                const bool same = memcmp(want, ids_of(&y, l.y, t), (size_t)picks * 4) == 0;
+                if (mu == TOP_RIGHT && !same)
+                    fail_msg("TOP_K: %lld of %lld columns of token %lld are other ones than by counting", (long long)picks, (long long)experts, (long long)t);
+                caught[mu] += !same;
+            }
+        launch_free(&l);
+    }
+    for (int mu = 1; mu < TOP_MUTANTS; mu++)
+        assert_true(caught[mu] > 20);
+    print_message("TOP_K: planted orders of ties, NaN and zeros show in %llu, %llu, %llu and %llu rows\n", (unsigned long long)caught[1],
+                  (unsigned long long)caught[2], (unsigned long long)caught[3], (unsigned long long)caught[4]);
+}
+
+typedef enum share_mutant { SHARE_RIGHT, SUM_OF_THE_OTHERS, NO_EXP, SHARES_IN_COLUMN_ORDER, NOT_NORMALISED } share_mutant;
+
+static double share_error(const launch *l, const int32_t *ids, share_mutant mu)
+{
+    const lt_view *x = &l->c.args.src[0], *iv = &l->c.args.src[1], *y = &l->c.args.dst;
+    const int64_t n = x->dim[1], k = y->dim[1];
+    const bool all = l->c.args.params.TOP_SHARE.all != (mu == SUM_OF_THE_OTHERS);
+    double worst = 0, want[300];
+    for (int64_t t = 0; t < x->dim[0]; t++) {
+        const float *s = floats_of(x, l->x, t, 0);
+        const int32_t *id = ids_of(iv, ids, t);
+        double sum = 0, max = -INFINITY;
+        for (int64_t i = 0; i < (all ? n : k); i++)
+            max = fmax(max, s[all ? i : id[i]]);
+        for (int64_t i = 0; i < (all ? n : k); i++)
+            sum += mu == NO_EXP ? s[all ? i : id[i]] : exp(s[all ? i : id[i]] - max);
+        for (int64_t i = 0; i < k; i++) {
+            const double v = s[mu == SHARES_IN_COLUMN_ORDER ? i : id[i]];
+            want[i] = (mu == NO_EXP ? v : exp(v - max)) / (mu == NOT_NORMALISED ? 1 : sum);
+        }
+        worst = fmax(worst, nmse(want, floats_of(y, l->y, t, 0), (size_t)k));
+    }
+    return worst;
+}
+
+/* ids: the best ones, as the error is relative to the largest share; or any, repeated ones too. */
+static int32_t *share_ids(const launch *l, const lt_view *v, bool best)
+{
+    const lt_view *x = &l->c.args.src[0];
+    int32_t *ids = calloc(view_bytes(v) / 4, 4);
+    for (int64_t t = 0; t < v->dim[0]; t++) {
+        int32_t *row = (int32_t *)(void *)row_of(v, ids, t, 0);
+        top_expected(floats_of(x, l->x, t, 0), x->dim[1], v->dim[1], row, TOP_RIGHT);
+        for (int64_t k = 0; !best && k < v->dim[1]; k++)
+            row[k] = (int32_t)rnd_below((uint32_t)x->dim[1]);
+    }
+    return ids;
+}
+
+static void top_share(void **state)
+{
+    (void)state;
+    for (int n = 0; n < 18 * DATA_KINDS * 2; n++) {
+        const data_kind kind = (data_kind)(n / 18 % DATA_KINDS);
+        const int64_t experts = experts_of[n % 18], k = n % 4 == 3 || experts < 8 ? experts : 1 + n % 8, tokens = n % 11 == 0 ? 213 : 1 + n * 13 % 70;
+        const bool best = n % 3 != 0;
+        lt_view x = spread(view(LT_DTYPE_F32, 2, tokens, experts, 0), n % 3 * 4), i = spread(view(LT_DTYPE_I32, 2, tokens, k, 0), n % 2 * 8),
+                y = spread(view(LT_DTYPE_F32, 2, tokens, k, 0), n % 5 * 4);
+        launch l;
+        launch_init(&l, LT_OP_TOP_SHARE, &x, &y, kind, false);
+        int32_t *ids = share_ids(&l, &i, best);
+        launch_source(&l, &i, ids);
+        l.c.args.params.TOP_SHARE.all = n / 18 / DATA_KINDS;
+        rig_check(&l.c, "TOP_SHARE", l.y);
+        if (kind <= DATA_ZEROS && best)
+            assert_within("TOP_SHARE", share_error(&l, ids, SHARE_RIGHT), BOUND_EXACT);
+        if (kind == DATA_NORMAL && best && experts == 33) {
+            assert_caught("shares: the sum over the others", share_error(&l, ids, SUM_OF_THE_OTHERS), BOUND_EXACT);
+            assert_caught("shares: scores for their exp", share_error(&l, ids, NO_EXP), BOUND_EXACT);
+            assert_caught("shares: of the first columns", share_error(&l, ids, SHARES_IN_COLUMN_ORDER), BOUND_EXACT);
+            assert_caught("shares: no division by the sum", share_error(&l, ids, NOT_NORMALISED), BOUND_EXACT);
+        }
+        free(ids);
+        launch_free(&l);
+    }
+}
+
+static const int64_t widths[] = {1, 7, 8, 31, 64, 96, 255, 256, 257, 576, 1023, 1024, 1025, 2048, 2880};
+#define N_WIDTHS 15
+
+/* off: the bias of so many experts further on; -1 of the first for all. */
+static double bias_error(const launch *l, const float *x, const float *b, const int32_t *ids, int off)
+{
+    const lt_view *v = l->c.args.src, *y = &l->c.args.dst;
+    double worst = 0, want[2880];
+    for (int64_t p = 0; p < y->dim[0] * y->dim[1]; p++) {
+        const int64_t t = p / y->dim[1], k = p % y->dim[1], e = off < 0 ? 0 : (ids_of(&v[2], ids, t)[k] + off) % v[1].dim[0];
+        for (int64_t i = 0; i < y->dim[2]; i++)
+            want[i] = (double)floats_of(&v[0], x, t, k)[i] + floats_of(&v[1], b, e, 0)[i];
+        worst = fmax(worst, nmse(want, floats_of(y, l->y, t, k), (size_t)y->dim[2]));
+    }
+    return worst;
+}
+
+static void expert_bias(void **state)
+{
+    (void)state;
+    for (int n = 0; n < N_WIDTHS * DATA_KINDS * 2; n++) {
+        const data_kind kind = (data_kind)(n / N_WIDTHS % DATA_KINDS);
+        const int64_t cols = widths[n % N_WIDTHS], experts = experts_of[(n + n / N_WIDTHS) % 14], k = 1 + n % 8, tokens = n % 17 == 0 ? 201 : 1 + n * 5 % 23;
+        const bool in_place = n % 2;
+        lt_view x = spread(view(LT_DTYPE_F32, 3, tokens, k, cols), n % 3 * 4), b = spread(view(LT_DTYPE_F32, 2, experts, cols, 0), n % 4 * 4),
+                i = spread(view(LT_DTYPE_I32, 2, tokens, k, 0), n % 5 * 4), y = spread(view(LT_DTYPE_F32, 3, tokens, k, cols), n % 7 * 4);
+        launch l;
+        launch_init(&l, LT_OP_EXPERT_BIAS, &x, in_place ? &x : &y, kind, in_place);
+        float *bias = rnd_floats(view_bytes(&b) / 4, kind);
+        int32_t *ids = rnd_ids(&(shape){.experts = experts, .tokens = tokens, .k = k, .repeated = true}, i.stride[0] / 4);
+        launch_source(&l, &b, bias), launch_source(&l, &i, ids);
+        rig_check(&l.c, "EXPERT_BIAS", l.y);
+        if (kind <= DATA_HEAVY)
+            assert_within("EXPERT_BIAS", bias_error(&l, l.x, bias, ids, 0), BOUND_EXACT);
+        if (kind == DATA_NORMAL && experts > 1 && cols == 576) {
+            assert_caught("bias of the next expert", bias_error(&l, l.x, bias, ids, 1), BOUND_EXACT);
+            assert_caught("bias of the first expert", bias_error(&l, l.x, bias, ids, -1), BOUND_EXACT);
+        }
+        free(bias), free(ids);
+        launch_free(&l);
+    }
+}
+
+typedef enum sum_mutant { SUM_RIGHT, NO_SHARES, LAST_LEFT_OUT, SHARES_REVERSED } sum_mutant;
+
+static double sum_error(const launch *l, const float *shares, sum_mutant mu)
+{
+    const lt_view *v = l->c.args.src, *y = &l->c.args.dst;
+    const int64_t each = v[0].dim[1];
+    double worst = 0, want[2880];
+    for (int64_t t = 0; t < y->dim[0]; t++) {
+        const float *s = floats_of(&v[1], shares, t, 0);
+        for (int64_t i = 0; i < y->dim[1]; i++) {
+            want[i] = 0;
+            for (int64_t k = 0; k < each - (mu == LAST_LEFT_OUT); k++)
+                want[i] += (mu == NO_SHARES ? 1 : (double)s[mu == SHARES_REVERSED ? each - 1 - k : k]) * floats_of(&v[0], l->x, t, k)[i];
+        }
+        worst = fmax(worst, nmse(want, floats_of(y, l->y, t, 0), (size_t)y->dim[1]));
+    }
+    return worst;
+}
+
+static void expert_sum(void **state)
+{
+    (void)state;
+    for (int n = 0; n < N_WIDTHS * DATA_KINDS * 2; n++) {
+        const data_kind kind = (data_kind)(n / N_WIDTHS % DATA_KINDS);
+        const int64_t cols = widths[n % N_WIDTHS], k = 1 + (n + n / N_WIDTHS) % 8, tokens = n % 17 == 0 ? 201 : 1 + n * 5 % 23;
+        lt_view x = spread(view(LT_DTYPE_F32, 3, tokens, k, cols), n % 3 * 4), s = spread(view(LT_DTYPE_F32, 2, tokens, k, 0), n % 4 * 4),
+                y = spread(view(LT_DTYPE_F32, 2, tokens, cols, 0), n % 5 * 4);
+        launch l;
+        launch_init(&l, LT_OP_EXPERT_SUM, &x, &y, kind, false);
+        float *shares = rnd_floats(view_bytes(&s) / 4, kind == DATA_WILD && n % 2 ? DATA_WILD : DATA_NORMAL);
+        launch_source(&l, &s, shares);
+        rig_check(&l.c, "EXPERT_SUM", l.y);
+        if (kind <= DATA_HEAVY && cols >= 64) /* of a few columns all may be sums that cancel */
+            assert_within("EXPERT_SUM", sum_error(&l, shares, SUM_RIGHT), BOUND_EXACT);
+        if (kind == DATA_NORMAL && k > 1 && cols == 576) {
+            assert_caught("sum without the shares", sum_error(&l, shares, NO_SHARES), BOUND_EXACT);
+            assert_caught("sum without its last expert", sum_error(&l, shares, LAST_LEFT_OUT), BOUND_EXACT);
+            assert_caught("shares in the other order", sum_error(&l, shares, SHARES_REVERSED), BOUND_EXACT);
+        }
+        free(shares);
+        launch_free(&l);
+    }
+}
+
+typedef enum clamp_mutant { CLAMP_RIGHT, NO_LIMIT, GATE_FROM_BELOW, UP_NOT_FROM_BELOW, NO_ALPHA, UP_WITHOUT_ONE, GATE_AND_UP } clamp_mutant;
+
+static double clamp64(double g, double u, double alpha, double limit, clamp_mutant mu)
+{
+    if (mu == GATE_AND_UP) {
+        const double other = g;
+        g = u, u = other;
+    }
+    if (mu != NO_LIMIT) {
+        g = fmin(g, limit);
+        u = fmin(u, limit);
+        g = mu == GATE_FROM_BELOW ? fmax(g, -limit) : g;
+        u = mu == UP_NOT_FROM_BELOW ? u : fmax(u, -limit);
+    }
+    return g / (1 + exp(-(mu == NO_ALPHA ? 1 : alpha) * g)) * (mu == UP_WITHOUT_ONE ? u : u + 1);
+}
+
+static double clamp_error(const launch *l, const float *up, clamp_mutant mu)
+{
+    const lt_view *v = l->c.args.src, *y = &l->c.args.dst;
+    const lt_clamp_params *p = &l->c.args.params.CLAMP_MUL;
+    double worst = 0, want[2880];
+    for (int64_t t = 0; t < y->dim[0]; t++) {
+        for (int64_t i = 0; i < y->dim[1]; i++)
+            want[i] = clamp64(floats_of(&v[0], l->x, t, 0)[i], floats_of(&v[1], up, t, 0)[i], (double)p->alpha, (double)p->limit, mu);
+        worst = fmax(worst, nmse(want, floats_of(y, l->y, t, 0), (size_t)y->dim[1]));
+    }
+    return worst;
+}
+
+static void clamp_mul(void **state)
+{
+    (void)state;
+    static const char *const bugs[] = {"", "no limits", "the gate from below too", "up not from below", "sigmoid without alpha",
+                                       "up without one more", "gate and up swapped"};
+    for (int n = 0; n < N_WIDTHS * DATA_KINDS * 2; n++) {
+        const data_kind kind = (data_kind)(n / N_WIDTHS % DATA_KINDS);
+        const int64_t cols = widths[n % N_WIDTHS], tokens = n % 17 == 0 ? 201 : 1 + n * 5 % 23;
+        const bool in_place = n % 2;
+        lt_view x = spread(view(LT_DTYPE_F32, 2, tokens, cols, 0), n % 3 * 4), u = spread(view(LT_DTYPE_F32, 2, tokens, cols, 0), n % 4 * 4),
+                y = spread(view(LT_DTYPE_F32, 2, tokens, cols, 0), n % 5 * 4);
+        launch l;
+        launch_init(&l, LT_OP_CLAMP_MUL, &x, in_place ? &x : &y, kind, in_place);
+        float *up = rnd_floats(view_bytes(&u) / 4, kind);
+        for (size_t i = 0; kind == DATA_NORMAL && i < l.c.src_bytes[0] / 4; i++)
+            l.x[i] *= 4; /* beyond the limit, both ways */
+        for (size_t i = 0; kind == DATA_NORMAL && i < view_bytes(&u) / 4; i++)
+            up[i] *= 4;
+        launch_source(&l, &u, up);
+        l.c.args.params.CLAMP_MUL = n % 4 >= 2 ? (lt_clamp_params){0.5f, 1.5f} : (lt_clamp_params){1.702f, 7};
+        rig_check(&l.c, "CLAMP_MUL", l.y);
+        if (kind <= DATA_HEAVY && cols >= 64) /* a row of a few can be all tail, where gates keep fewer digits */
+            assert_within("CLAMP_MUL", clamp_error(&l, up, CLAMP_RIGHT), BOUND_EXACT);
+        for (int mu = 1; kind == DATA_NORMAL && cols == 2880 && mu <= GATE_AND_UP; mu++)
+            if (mu != GATE_FROM_BELOW || n % 4 >= 2) /* below -7 the sigmoid is as good as nothing */
+                assert_caught(bugs[mu], clamp_error(&l, up, (clamp_mutant)mu), BOUND_EXACT);
+        free(up);
+        launch_free(&l);
+    }
+}
+
+/* Every float of a coarse grid as the gate, and as up. */
+static void clamp_mul_over_the_whole_range(void **state)
+{
+    (void)state;
+    const int64_t n = 1 << 16;
+    lt_view v = view(LT_DTYPE_F32, 2, 1, n, 0);
+    for (int as_up = 0; as_up < 2; as_up++) {
+        launch l;
+        launch_init(&l, LT_OP_CLAMP_MUL, &v, &v, DATA_NORMAL, false);
+        float *up = malloc((size_t)n * 4);
+        l.c.args.params.CLAMP_MUL = (lt_clamp_params){1.702f, 7};
+        for (int64_t i = 0; i < n; i++) {
+            const float x = lt__bits_f32((uint32_t)i << 16 | (uint32_t)(i & 0xffff));
+            l.x[i] = as_up ? 1 : x, up[i] = as_up ? x : 0.5f;
+        }
+        launch_source(&l, &v, up);
+        rig_check(&l.c, "CLAMP_MUL", l.y);
+        for (int64_t i = 0; i < n; i++) {
+            const double g = l.x[i], u = up[i], want = clamp64(g, u, (double)1.702f, 7, CLAMP_RIGHT), got = ((float *)l.y)[i];
+            if (isnan(g) || isnan(u)) {
+                assert_true(isnan(got));
+                continue;
+            }
+            if (isinf(g) && g < 0) /* minus infinity over infinity */
+                continue;
+            /* exp turns the absolute error of its argument into a relative one; up near -1 cancels */
+            const double argument = fmin(100, fabs(1.702 * fmin(g, 7))), size = fabs(fmax(-7, fmin(7, u))) + 1;
+            if (!(fabs(got - want) <= 0x1p-23 * ((4 + 2 * argument) * fabs(want) + size * fabs(fmin(g, 7))) + 1e-35))
+                fail_msg("CLAMP_MUL of %.9g and %.9g is %.9g, expected %.9g", g, u, got, want);
+        }
+        free(up);
+        launch_free(&l);
+    }
+}
+
+/* An id is data: a wrong one is an error of the queue that names the op, the token and the number. */
+static void an_expert_that_is_not_there_is_an_error(void **state)
+{
+    (void)state;
+    static const int32_t bad[] = {-1, 6, INT32_MAX, INT32_MIN};
+    int ran = 0;
+    for (int n = 0; n < 2 * 4 * g_rig.n; n++) {
+        rig_device *dev = &g_rig.device[n / 8];
+        const bool share = n % 2;
+        int32_t ids[5 * 2] = {0, 5, 1, 4, 2, 3, 3, bad[n / 2 % 4], 0, 1};
+        char number[64];
+        lt_queue *q;
+        lt_err err = {0};
+        lt_op_args a = {.op = share ? LT_OP_TOP_SHARE : LT_OP_EXPERT_BIAS, .n_src = share ? 2 : 3, .name = "blk.7.experts"};
+        if (strncmp(dev->spec, "cuda", 4) == 0) /* a card is told by TOP_K alone, and does not look */
+            continue;
+        ran++;
+        dev->used = 0;
+        const lt_view iv = view(LT_DTYPE_I32, 2, 5, 2, 0);
+        a.src[0] = share ? view(LT_DTYPE_F32, 2, 5, 6, 0) : view(LT_DTYPE_F32, 3, 5, 2, 8);
+        a.src[1] = share ? iv : view(LT_DTYPE_F32, 2, 6, 8, 0), a.src[2] = iv;
+        a.dst = share ? view(LT_DTYPE_F32, 2, 5, 2, 0) : view(LT_DTYPE_F32, 3, 5, 2, 8);
+        for (uint32_t i = 0; i < a.n_src; i++)
+            a.src[i].addr = rig_place(dev, view_bytes(&a.src[i]));
+        a.dst.addr = rig_place(dev, view_bytes(&a.dst));
+        RIG_OK(lt_queue_create(dev->dev, LT_QUEUE_COMPUTE, &q, &e_));
+        RIG_OK(lt_queue_copy_in(q, a.src[a.n_src - 1].addr, ids, sizeof ids, &e_));
+        RIG_OK(lt__queue_launch(q, &a, &e_));
+        assert_int_equal(lt_queue_sync(q, &err), LT_E_INVALID);
+        snprintf(number, sizeof number, "expert %d of token 3, expected 0 to 5", bad[n / 2 % 4]);
+        if (!strstr(err.text, number) || !strstr(err.text, "blk.7.experts") || !strstr(err.text, lt_op_get(a.op)->name))
+            fail_msg("%s: \"%s\" names not all of \"%s\" and the op", dev->spec, err.text, number);
+        lt_queue_destroy(q);
+    }
+    assert_true(ran > 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -507,6 +894,13 @@ int main(void)
         cmocka_unit_test(prompts_hold_their_bounds),
         cmocka_unit_test(prompts_carry_what_is_not_finite),
         cmocka_unit_test(quantize_of_three_dimensions),
+        cmocka_unit_test(top_k),
+        cmocka_unit_test(top_share),
+        cmocka_unit_test(expert_bias),
+        cmocka_unit_test(expert_sum),
+        cmocka_unit_test(clamp_mul),
+        cmocka_unit_test(clamp_mul_over_the_whole_range),
+        cmocka_unit_test(an_expert_that_is_not_there_is_an_error),
     };
     return cmocka_run_group_tests(tests, rig_setup, rig_teardown);
 }
