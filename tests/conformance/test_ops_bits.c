@@ -159,6 +159,70 @@ static void simple(void **state)
     }
 }
 
+static void weighted_experts(void **state)
+{
+    (void)state;
+    static const lt_dtype types[] = {LT_DTYPE_F32, LT_DTYPE_F16, LT_DTYPE_BF16, LT_DTYPE_Q8_0, LT_DTYPE_Q4_K, LT_DTYPE_MXFP4};
+    const int64_t tokens = 5, each = 3, experts = 4, rows = 11, cols = 512;
+    for (int i = 0; i < 6; i++) {
+        char name[64];
+        const bool quant = lt_dtype_get(types[i])->kind == LT_DTYPE_KIND_QUANT;
+        g_seed = 9000 + (uint64_t)i;
+        int32_t ids[5 * 3];
+        for (int k = 0; k < 15; k++)
+            ids[k] = (int32_t)((k / 3 + k % 3 * 3) % 5); /* 4 is of another slice */
+        float *x = exact_floats((size_t)(tokens * each * cols));
+        uint8_t *w = exact_weight(types[i], experts * rows, cols);
+        lt_view v = view(LT_DTYPE_F32, 3, tokens, each, cols), q = view(LT_DTYPE_Q8A, 3, tokens, each, cols);
+        rig_case quantize = {.args = {.op = LT_OP_QUANTIZE, .n_src = 1, .name = "quantize", .src = {v}, .dst = q},
+                             .src = {x}, .src_bytes = {view_bytes(&v)}, .dst_bytes = view_bytes(&q)};
+        quantize.dst = calloc(1, quantize.dst_bytes);
+        void *act = malloc(quantize.dst_bytes);
+        rig_check(&quantize, "QUANTIZE", act);
+        rig_case c = {.args = {.op = LT_OP_EXPERT_LINEAR, .n_src = 3, .name = "experts"}};
+        c.args.src[0] = quant ? q : v, c.args.src[1] = view(types[i], 3, experts, rows, cols);
+        c.args.src[2] = view(LT_DTYPE_I32, 2, tokens, each, 0), c.args.dst = view(LT_DTYPE_F32, 3, tokens, each, rows);
+        c.src[0] = quant ? act : (void *)x, c.src[1] = w, c.src[2] = ids, c.dst_bytes = view_bytes(&c.args.dst);
+        snprintf(name, sizeof name, "EXPERT_LINEAR %s", lt_dtype_get(types[i])->name);
+        run_case(&c, name);
+        free((void *)quantize.dst), free(act), free(x), free(w);
+    }
+}
+
+static void about_experts(void **state)
+{
+    (void)state;
+    static const lt_op ops[] = {LT_OP_TOP_K, LT_OP_TOP_SHARE, LT_OP_TOP_SHARE, LT_OP_EXPERT_BIAS, LT_OP_EXPERT_SUM, LT_OP_CLAMP_MUL};
+    for (int i = 0; i < 6; i++) {
+        const lt_op op = ops[i];
+        g_seed = 555 + (uint64_t)i;
+        char name[64];
+        int32_t ids[7 * 4];
+        for (int k = 0; k < 28; k++)
+            ids[k] = (int32_t)((k * 5 + k / 4) % 37);
+        float *x = exact_floats(7 * 4 * 301), *z = exact_floats(37 * 301);
+        lt_view scores = view(LT_DTYPE_F32, 2, 7, 37, 0), picked = view(LT_DTYPE_I32, 2, 7, 4, 0), rows = view(LT_DTYPE_F32, 3, 7, 4, 301),
+                flat = view(LT_DTYPE_F32, 2, 7, 301, 0);
+        rig_case c = {.args = {.op = op, .n_src = lt_op_get(op)->n_src, .name = lt_op_get(op)->name, .src = {rows}, .dst = flat}, .src = {x, z, ids}};
+        snprintf(name, sizeof name, "%s%s", lt_op_get(op)->name, i == 2 ? " all" : "");
+        if (op == LT_OP_TOP_K || op == LT_OP_TOP_SHARE)
+            c.args.src[0] = scores, c.args.dst = picked;
+        if (op == LT_OP_TOP_K)
+            c.args.params.TOP_K.k = 4;
+        if (op == LT_OP_TOP_SHARE)
+            c.args.src[1] = picked, c.src[1] = ids, c.args.dst.dtype = LT_DTYPE_F32, c.args.params.TOP_SHARE.all = i == 2;
+        if (op == LT_OP_EXPERT_BIAS)
+            c.args.src[1] = view(LT_DTYPE_F32, 2, 37, 301, 0), c.args.src[2] = picked, c.args.dst = rows;
+        if (op == LT_OP_EXPERT_SUM)
+            c.args.src[1] = view(LT_DTYPE_F32, 2, 7, 4, 0);
+        if (op == LT_OP_CLAMP_MUL)
+            c.args.src[0] = c.args.src[1] = flat, c.args.params.CLAMP_MUL = (lt_clamp_params){1.702f, 7};
+        c.dst_bytes = view_bytes(&c.args.dst);
+        run_case(&c, name);
+        free(x), free(z);
+    }
+}
+
 static void attention(void **state)
 {
     (void)state;
@@ -220,6 +284,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(linear), cmocka_unit_test(simple), cmocka_unit_test(attention),
+        cmocka_unit_test(weighted_experts), cmocka_unit_test(about_experts),
         cmocka_unit_test(every_sum_of_the_table_was_compared),
     };
     return cmocka_run_group_tests(tests, rig_setup, rig_teardown);
