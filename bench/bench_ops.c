@@ -1,10 +1,13 @@
 /* bench_ops.c - each product by format and shape against what memory and the cores allow.
  *
- *     bench_ops [isa=ref|avx2|avx512] [threads=N] [only=NAME] [tokens=N]
+ *     bench_ops [isa=ref|avx2|avx512] [threads=N] [only=NAME|experts] [tokens=N]
  *
  * One token: GB/s of weights, from buffers larger than the last cache, over the measured read
  * bandwidth of the same threads. 512 tokens, or N: 1e9 products of elements a second. Up to 8
- * tokens the weights come from memory too. */
+ * tokens the weights come from memory too.
+ *
+ * experts: EXPERT_LINEAR, beside LINEAR of the same bytes: for one token a weight of as many rows as its
+ * experts have together; for many each expert's weight with its share of the rows. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -32,6 +35,14 @@ static const shape shapes[] = {
     {LT_DTYPE_F16, 2048, 2048, ""}, {LT_DTYPE_BF16, 2048, 2048, ""}, {LT_DTYPE_F32, 2048, 2048, ""},
     {LT_DTYPE_F16, 1536, 576, "smollm2 up"}, {LT_DTYPE_F16, 576, 1536, "smollm2 down"}, {LT_DTYPE_F16, 4096, 4096, "7b attn"},
     {LT_DTYPE_F16, 2048, 11008, "7b down"},
+};
+
+#define EXPERTS_MOST 8 /* of a token */
+typedef struct mix { lt_dtype t; int64_t experts, k, rows, cols; const char *where; } mix;
+static const mix mixes[] = {
+    {LT_DTYPE_MXFP4, 32, 4, 2880, 2880, "gpt-oss"},   {LT_DTYPE_Q4_K, 32, 4, 2880, 2816, ""},
+    {LT_DTYPE_Q4_K, 128, 8, 768, 2048, "qwen3 gate"}, {LT_DTYPE_Q6_K, 96, 8, 2048, 768, "qwen3 down"},
+    {LT_DTYPE_F16, 32, 4, 1408, 2048, ""},
 };
 
 typedef struct bench {
@@ -86,8 +97,8 @@ static lt_view view2(void *p, lt_dtype t, int64_t rows, int64_t cols)
                      .stride = {(int64_t)bytes, lt_dtype_get(t)->block_bytes}};
 }
 
-/* Best time of one product in ns, over buffers taken in turn. */
-static double time_linear(bench *b, const shape *s, int64_t tokens, uint64_t budget_ns)
+/* Best time of one product in ns, over so many buffers taken in turn, 0: as few as one where many tokens share a weight. */
+static double time_linear(bench *b, const shape *s, int64_t tokens, uint64_t turns, uint64_t budget_ns)
 {
     lt_dtype at = lt_dtype_get(s->t)->kind == LT_DTYPE_KIND_QUANT ? LT_DTYPE_Q8A : LT_DTYPE_F32;
     lt_op_args a = {.op = LT_OP_LINEAR, .n_src = 2};
@@ -98,7 +109,7 @@ static double time_linear(bench *b, const shape *s, int64_t tokens, uint64_t bud
     size_t bytes = row->scratch ? row->scratch(&a, lt__team_threads(b->team)) : 0;
     void *scratch = bytes ? need(aligned_alloc(64, (bytes + 63) & ~(size_t)63)) : NULL;
     uint64_t weight = (uint64_t)s->rows * (uint64_t)a.src[1].stride[0];
-    uint64_t fit = POOL_BYTES / weight, at_most = tokens <= 8 ? fit : 1;
+    uint64_t fit = POOL_BYTES / weight, at_most = turns ? turns : tokens <= 8 ? fit : 1;
     double best = 1e30;
     for (uint64_t start = lt__now_ns(), n = 0; n < 3 || lt__now_ns() - start < budget_ns; n++) {
         uint64_t t = lt__now_ns();
@@ -120,13 +131,64 @@ static void bench_shape(bench *b, const shape *s)
     if (!lt_dtype_row_bytes(s->t, (uint64_t)s->cols, &row_bytes))
         exit(2);
     double bytes = (double)row_bytes * (double)s->rows, products = (double)s->rows * (double)s->cols;
-    double one = time_linear(b, s, 1, 200000000);
+    double one = time_linear(b, s, 1, 0, 200000000);
     double cell = bytes / one;
     printf("%-7s %7lld x %-5lld %-13s %9.2f us %6.2f GB/s %4.0f%%", lt_dtype_get(s->t)->name, (long long)s->rows,
            (long long)s->cols, s->where, one * 1e-3, cell, 100 * cell * 1e9 / b->read_rate);
     if (s->rows <= 4096) {
-        double many = time_linear(b, s, b->tokens, 200000000);
+        double many = time_linear(b, s, b->tokens, 0, 200000000);
         printf(" %9.2f ms %7.1f GMAC/s", many * 1e-6, products * (double)b->tokens / many);
+    }
+    printf("\n");
+}
+
+/* Best time of one product; the experts go round, so that no cache holds the next. */
+static double time_experts(bench *b, const mix *m, int64_t tokens, uint64_t budget_ns)
+{
+    static int32_t ids[PREFILL * EXPERTS_MOST];
+    lt_dtype at = lt_dtype_get(m->t)->kind == LT_DTYPE_KIND_QUANT ? LT_DTYPE_Q8A : LT_DTYPE_F32;
+    lt_op_args a = {.op = LT_OP_EXPERT_LINEAR, .n_src = 3};
+    lt_view w = view2(b->pool, m->t, m->rows, m->cols);
+    a.src[0] = view2(b->act, at, tokens, m->cols);
+    a.src[1] = (lt_view){w.addr, m->t, 3, {m->experts, m->rows, m->cols}, {m->rows * w.stride[0], w.stride[0], w.stride[1]}};
+    a.src[2] = view2(ids, LT_DTYPE_I32, tokens, m->k);
+    a.dst = (lt_view){(lt_addr)(uintptr_t)b->dst, LT_DTYPE_F32, 3, {tokens, m->k, m->rows}, {m->k * m->rows * 4, m->rows * 4, 4}};
+    const lt_cpu_row *row = lt__cpu_find(b->isa, &a);
+    size_t bytes = row->scratch ? row->scratch(&a, lt__team_threads(b->team)) : 0;
+    void *scratch = bytes ? need(aligned_alloc(64, (bytes + 63) & ~(size_t)63)) : NULL;
+    const uint64_t turns = tokens == 1 ? (uint64_t)(m->experts / m->k) : 1;
+    double best = 1e30;
+    for (uint64_t start = lt__now_ns(), n = 0; n < 3 || lt__now_ns() - start < budget_ns; n++) {
+        double ns = 0;
+        for (uint64_t i = 0; i < turns; i++) {
+            for (int64_t p = 0; p < tokens * m->k; p++) /* an odd step: each token has different experts */
+                ids[p] = (int32_t)(((int64_t)i * m->k + p / m->k * 5 + p % m->k) % m->experts);
+            uint64_t t = lt__now_ns();
+            if (row->run(&a, b->team, scratch, bytes, NULL) != LT_OK)
+                exit(3);
+            ns += (double)(lt__now_ns() - t);
+        }
+        best = ns / (double)turns < best ? ns / (double)turns : best;
+    }
+    free(scratch);
+    return best;
+}
+
+static void bench_mix(bench *b, const mix *m)
+{
+    const shape whole = {m->t, m->k * m->rows, m->cols, ""}, one = {m->t, m->rows, m->cols, ""};
+    uint64_t row_bytes = 0;
+    if (!lt_dtype_row_bytes(m->t, (uint64_t)m->cols, &row_bytes))
+        exit(2);
+    const double bytes = (double)row_bytes * (double)(m->rows * m->k), products = (double)(m->rows * m->cols * m->k);
+    const double experts = time_experts(b, m, 1, 300000000), linear = time_linear(b, &whole, 1, 0, 300000000);
+    printf("%-7s %3lld of %3lld, %4lld x %-4lld %-10s %9.2f us %6.2f GB/s, %3.0f%% of LINEAR's speed", lt_dtype_get(m->t)->name,
+           (long long)m->k, (long long)m->experts, (long long)m->rows, (long long)m->cols, m->where, experts * 1e-3, bytes / experts,
+           100 * linear / experts);
+    const int64_t each = b->tokens * m->k / m->experts;
+    if (each > 0) {
+        const double many = time_experts(b, m, b->tokens, 300000000), parts = time_linear(b, &one, each, (uint64_t)m->experts, 300000000);
+        printf(" %9.2f ms %7.1f GMAC/s, %3.0f%%", many * 1e-6, products * (double)b->tokens / many, 100 * parts * (double)m->experts / many);
     }
     printf("\n");
 }
@@ -152,7 +214,7 @@ int main(int argc, char **argv)
     }
     b.pool = need(aligned_alloc(4096, POOL_BYTES));
     b.act = need(aligned_alloc(64, (size_t)PREFILL * COLS_MOST * 4));
-    b.dst = need(aligned_alloc(64, (size_t)PREFILL * 4096 * 4));
+    b.dst = need(aligned_alloc(64, (size_t)PREFILL * EXPERTS_MOST * 2880 * 4));
     /* Any bits are weights; small positive halves keep the sums finite, so no path is slower than usual. */
     for (size_t i = 0; i < POOL_BYTES; i++)
         b.pool[i] = (uint8_t)((i * 2654435761u >> 13) & 0x2f);
@@ -169,6 +231,9 @@ int main(int argc, char **argv)
         for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
             if (!only || !strcmp(only, lt_dtype_get(shapes[i].t)->name))
                 bench_shape(&b, &shapes[i]);
+        for (size_t i = 0; i < sizeof mixes / sizeof mixes[0]; i++)
+            if (!only || !strcmp(only, lt_dtype_get(mixes[i].t)->name) || !strcmp(only, "experts"))
+                bench_mix(&b, &mixes[i]);
         lt__team_destroy(b.team);
     }
     lt_ctx_destroy(ctx);
