@@ -10,7 +10,7 @@ export UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1:second_dead
 if [ $# = 0 ]; then
     case $build in
     *tsan) set -- -L 'unit|fault|cases|conformance|example' \
-        -E 'dtype|block|op$|bits|tokenizer|chat|text|gguf|safetensors|hostile|model$|graph|suballoc|sampler|cases_plan|ops_attention|ops_linear|ops_prefill';;
+        -E 'dtype|block|op$|bits|tokenizer|chat|text|gguf|safetensors|hostile|model$|graph|suballoc|sampler|cases_plan|ops_attention|ops_experts|ops_linear|ops_prefill';;
     *) set -- -L 'unit|fault|cases|conformance|example' -E 'ops_prefill';; # test_ops_attention runs the same code
     esac
 fi

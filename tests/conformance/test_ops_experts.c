@@ -358,9 +358,12 @@ static void mix_errors(const mix *m, mutant mu, double *whole, double *sum_only)
         lt_dtype_to_f32(m->c.args.src[0].dtype, row_of(&m->c.args.src[0], m->act, i / each, i % each), x + i * s->cols, (uint64_t)s->cols);
     *whole = *sum_only = 0;
     for (int64_t p = 0; p < s->tokens * s->k; p++) {
-        *whole = fmax(*whole, pair_error(m, w, m->x, p / s->k, p % s->k, mu));
         *sum_only = fmax(*sum_only, pair_error(m, w, x, p / s->k, p % s->k, mu));
+        if (is_quant(s->t))
+            *whole = fmax(*whole, pair_error(m, w, m->x, p / s->k, p % s->k, mu));
     }
+    if (!is_quant(s->t))
+        *whole = *sum_only;
     free(w), free(x);
 }
 
@@ -431,6 +434,8 @@ static void prompts_hold_their_bounds(void **state)
             rig_run(&g_rig.device[d], &m.c, m.y);
             if (!has_own_order(&g_rig.device[d], s.t))
                 rig_same(mix_name(&s), g_rig.device[d].spec, &m.c.args.dst, want, m.y, m.c.dst_bytes);
+            if (d > 0 && memcmp(want, m.y, m.c.dst_bytes) == 0)
+                continue; /* the reference was within */
             mix_errors(&m, RIGHT, &whole, &sum_only);
             assert_within(mix_name(&s), sum_only, bound);
             worst = fmax(worst, sum_only);

@@ -60,23 +60,24 @@ static void nothing_is_written_behind_it(void **state)
 {
     (void)state;
     static const shape shapes[] = {
-        {LT_DTYPE_F32, 3, 9, 16390, 65, 1}, {LT_DTYPE_F32, 3, 9, 16390, 70, 1}, {LT_DTYPE_F16, 3, 70, 520, 90, 2}, {LT_DTYPE_BF16, 5, 40, 300, 1, 4},
-        {LT_DTYPE_F16, 2, 33, 64, 13, 1},   {LT_DTYPE_F32, 3, 64, 4100, 17, 1}, {LT_DTYPE_Q4_K, 4, 70, 512, 40, 3}, {LT_DTYPE_MXFP4, 33, 9, 96, 70, 8},
+        {LT_DTYPE_F32, 3, 3, 16390, 65, 1}, {LT_DTYPE_F32, 3, 3, 16390, 70, 1}, {LT_DTYPE_F16, 3, 70, 520, 90, 2}, {LT_DTYPE_BF16, 5, 40, 300, 1, 4},
+        {LT_DTYPE_F16, 2, 33, 64, 13, 1},   {LT_DTYPE_F32, 3, 40, 2100, 17, 1}, {LT_DTYPE_Q4_K, 4, 70, 512, 40, 3}, {LT_DTYPE_MXFP4, 33, 9, 96, 70, 8},
         {LT_DTYPE_Q8_0, 7, 33, 2880, 1, 7}, {LT_DTYPE_Q5_1, 128, 5, 32, 2, 3},
     };
+    static const int64_t others[] = {0, 1, 5, 40, 64, 65}; /* so many pairs with another expert */
     lt_ctx *ctx;
     lt_err err = {0};
     assert_int_equal(lt_ctx_create(NULL, &ctx, &err), LT_OK);
-    for (uint32_t threads = 1; threads <= 5; threads++) {
+    for (uint32_t threads = 1; threads <= 5; threads += 1 + threads / 3) {
         lt_team *team;
         assert_int_equal(lt__team_create(ctx, threads, &team, &err), LT_OK);
-        for (int isa = 0; isa < LT_CPU_ISA_COUNT; isa++)
+        for (int isa = LT_CPU_ISA_REF + 1; isa < LT_CPU_ISA_COUNT; isa++)
             for (size_t i = 0; lt__cpu_isa_supported((lt_cpu_isa)isa) && i < sizeof shapes / sizeof *shapes; i++)
-                for (int64_t other = 0; other <= 66; other += 1 + other / 2) { /* so many pairs with another expert */
+                for (int o = 0; o < 6; o++) {
                     const shape *s = &shapes[i];
                     int32_t ids[90 * 8];
                     for (int64_t p = 0; p < s->tokens * s->k; p++)
-                        ids[p] = s->tokens > 1 ? p < other : (int32_t)(p % s->experts);
+                        ids[p] = s->tokens > 1 ? p < others[o] : (int32_t)(p % s->experts);
                     run((lt_cpu_isa)isa, team, s, ids);
                 }
         lt__team_destroy(team);
