@@ -2,6 +2,7 @@
  *
  *     mkmodel --arch qwen3 --preset tiny --type Q4_K --type-of attn_v=Q6_K --seed 7 -o tiny.gguf
  *     mkmodel --arch llama --preset 4g -o big.gguf
+ *     mkmodel --preset gpt-oss-20b --repeat -o experts.gguf
  *
  * Blocks are random bits with chosen scales: a weight's variance is about 1/cols, so activations stay in
  * range. Streams to disk; memory does not grow with the model. */
@@ -28,6 +29,7 @@ typedef struct rule { regex_t re; lt_dtype type; } rule;
 typedef struct options {
     const char *arch, *out, *pre, *tokenizer;
     uint64_t layers, embd, ff, heads, kv_heads, head_dim, vocab, ctx, seed, split, align, window, attn_cap, logit_cap;
+    uint64_t experts, experts_used, expert_ff; /* experts 0: dense */
     lt_dtype type;
     rule     rules[MAX_RULES];
     size_t   n_rules;
@@ -38,9 +40,9 @@ typedef struct row {
     char     name[64];
     lt_dtype type;
     uint32_t ndim;
-    uint64_t dim[2]; /* outermost first */
+    uint64_t dim[3]; /* outermost first */
     double   std;    /* of weights */
-    enum { FILL_WEIGHT, FILL_NORM, FILL_BIAS, FILL_FACTORS } fill;
+    enum { FILL_WEIGHT, FILL_NORM, FILL_BIAS, FILL_SINK, FILL_FACTORS } fill;
 } row;
 
 typedef struct rows { row *v; size_t n, cap; } rows;
@@ -59,6 +61,21 @@ static const struct preset {
     {"7b", 32, 4096, 11008, 32, 32, 128, 32000, 4096},
     {"13b", 40, 5120, 13824, 40, 40, 128, 32000, 4096},
     {"20b", 50, 6144, 16384, 48, 8, 128, 32000, 8192},
+    {"gpt-oss-20b", 24, 2880, 2880, 64, 8, 64, 201088, 131072},
+    {"qwen3-30b-a3b", 48, 2048, 6144, 32, 4, 128, 151936, 32768},
+};
+
+/* What presets of one architecture set besides. The types as published: experts in MXFP4 and the rest in Q8_0; Q4_K with
+ * Q6_K where llama.cpp's Q4_K_M has it. */
+static const struct mix {
+    const char *preset, *arch;
+    uint64_t experts, experts_used, expert_ff, window;
+    lt_dtype type;
+    const char *rule; /* goes before those given */
+} mixes[] = {
+    {"gpt-oss-20b", "gpt-oss", 32, 4, 2880, 128, LT_DTYPE_Q8_0, "_exps[.]weight=MXFP4"},
+    {"qwen3-30b-a3b", "qwen3moe", 128, 8, 768, 512, LT_DTYPE_Q4_K,
+     "^output[.]|blk[.]([0-5]|4[2-7]|8|11|14|17|20|23|26|29|32|35|38|41)[.](attn_v|ffn_down_exps)=Q6_K"},
 };
 
 static void die(const char *fmt, ...) LT_PRINTF(1, 2) __attribute__((noreturn));
@@ -242,7 +259,8 @@ static lt_status write_repeated(lt__gguf_writer *w, const row *r, uint64_t block
 static lt_status write_row(lt__gguf_writer *w, const row *r, uint64_t seed, stocks *repeat, uint8_t *buf, lt_err *err)
 {
     const lt_dtype_traits *tr = lt_dtype_get(r->type);
-    uint64_t rng = seed_of(seed, r->name), elems = r->dim[0] * (r->ndim == 2 ? r->dim[1] : 1);
+    uint64_t rng = seed_of(seed, r->name), elems = r->dim[0];
+    for (uint32_t i = 1; i < r->ndim; i++) elems *= r->dim[i];
     uint64_t blocks = elems / tr->block_elems, step = CHUNK / tr->block_bytes, done = 0;
     lt_status s = LT_OK;
 
@@ -254,7 +272,10 @@ static lt_status write_row(lt__gguf_writer *w, const row *r, uint64_t seed, stoc
         else
             for (uint64_t i = 0; i < n; i++) {
                 double u = next_unit(&rng), k = (double)(done + i) / (double)elems;
-                float x = (float)(r->fill == FILL_NORM ? 0.9 + 0.2 * u : r->fill == FILL_BIAS ? 0.2 * (u - 0.5) : 1 + r->std * k * k);
+                float x = (float)(r->fill == FILL_NORM   ? 0.9 + 0.2 * u
+                                  : r->fill == FILL_BIAS ? 0.2 * (u - 0.5)
+                                  : r->fill == FILL_SINK ? 4 * (u - 0.5)
+                                                         : 1 + r->std * k * k);
                 memcpy(buf + 4 * i, &x, 4);
             }
         s = lt__gguf_write(w, buf, n * tr->block_bytes, err);
@@ -283,6 +304,14 @@ static row *add_row(rows *rs, const options *o, const char *name, uint64_t d0, u
     return r;
 }
 
+static row *add_matrices(rows *rs, const options *o, const char *name, uint64_t n, uint64_t d0, uint64_t d1)
+{
+    row *r = add_row(rs, o, name, d0, d1);
+    r->ndim = 3;
+    r->dim[0] = n, r->dim[1] = d0, r->dim[2] = d1;
+    return r;
+}
+
 static void add_vector(rows *rs, const options *o, const char *name, uint64_t n, int fill)
 {
     row *r = add_row(rs, o, name, n, 0);
@@ -296,6 +325,14 @@ static const char *in_layer(char *buf, uint64_t l, const char *name)
     return buf;
 }
 
+static void add_vectors(rows *rs, const options *o, const char *name, uint64_t n, uint64_t each, int fill)
+{
+    add_vector(rs, o, name, n, fill);
+    rs->v[rs->n - 1].ndim = 2;
+    rs->v[rs->n - 1].dim[1] = each;
+}
+
+static bool is_arch(const options *o, const char *name) { return strcmp(o->arch, name) == 0; }
 static bool is_gemma(const options *o) { return strncmp(o->arch, "gemma", 5) == 0; }
 
 static void add_attention(rows *rs, const options *o, uint64_t l)
@@ -309,27 +346,54 @@ static void add_attention(rows *rs, const options *o, uint64_t l)
         add_row(rs, o, in_layer(b, l, "attn_k.weight"), kv, o->embd);
         add_row(rs, o, in_layer(b, l, "attn_v.weight"), kv, o->embd);
     }
-    if (strcmp(o->arch, "qwen2") == 0) {
+    if (is_arch(o, "qwen2") || is_arch(o, "gpt-oss")) {
         add_vector(rs, o, in_layer(b, l, "attn_q.bias"), q, FILL_BIAS);
         add_vector(rs, o, in_layer(b, l, "attn_k.bias"), kv, FILL_BIAS);
         add_vector(rs, o, in_layer(b, l, "attn_v.bias"), kv, FILL_BIAS);
     }
-    if (strcmp(o->arch, "gemma3") == 0 || strcmp(o->arch, "qwen3") == 0) {
+    if (is_arch(o, "gemma3") || is_arch(o, "qwen3") || is_arch(o, "qwen3moe")) {
         add_vector(rs, o, in_layer(b, l, "attn_q_norm.weight"), o->head_dim, FILL_NORM);
         add_vector(rs, o, in_layer(b, l, "attn_k_norm.weight"), o->head_dim, FILL_NORM);
     }
     /* What joins the residual is smaller, so that it stays in range over any number of layers. */
     add_row(rs, o, in_layer(b, l, "attn_output.weight"), o->embd, q)->std *= 1 / sqrt(2.0 * (double)o->layers);
+    if (is_arch(o, "gpt-oss")) {
+        add_vector(rs, o, in_layer(b, l, "attn_output.bias"), o->embd, FILL_BIAS);
+        add_vector(rs, o, in_layer(b, l, "attn_sinks.weight"), o->heads, FILL_SINK);
+    }
     if (is_gemma(o)) add_vector(rs, o, in_layer(b, l, "post_attention_norm.weight"), o->embd, FILL_NORM);
+}
+
+/* Where the unit clamps, gate and up are large enough to be clamped, and down makes up for it. */
+static void add_experts(rows *rs, const options *o, uint64_t l)
+{
+    char b[64];
+    bool oss = is_arch(o, "gpt-oss");
+    double large = oss ? 4 : 1, down = 1 / sqrt(2.0 * (double)o->layers) / (oss ? 8 : 1);
+
+    add_row(rs, o, in_layer(b, l, "ffn_gate_inp.weight"), o->experts, o->embd);
+    add_matrices(rs, o, in_layer(b, l, "ffn_gate_exps.weight"), o->experts, o->expert_ff, o->embd)->std *= large;
+    add_matrices(rs, o, in_layer(b, l, "ffn_up_exps.weight"), o->experts, o->expert_ff, o->embd)->std *= large;
+    add_matrices(rs, o, in_layer(b, l, "ffn_down_exps.weight"), o->experts, o->embd, o->expert_ff)->std *= down;
+    if (!oss) return;
+    add_vector(rs, o, in_layer(b, l, "ffn_gate_inp.bias"), o->experts, FILL_BIAS);
+    add_vectors(rs, o, in_layer(b, l, "ffn_gate_exps.bias"), o->experts, o->expert_ff, FILL_BIAS);
+    add_vectors(rs, o, in_layer(b, l, "ffn_up_exps.bias"), o->experts, o->expert_ff, FILL_BIAS);
+    add_vectors(rs, o, in_layer(b, l, "ffn_down_exps.bias"), o->experts, o->embd, FILL_BIAS);
 }
 
 static void add_layer(rows *rs, const options *o, uint64_t l)
 {
     char b[64];
-    bool phi = strcmp(o->arch, "phi3") == 0;
+    bool phi = is_arch(o, "phi3");
 
     add_vector(rs, o, in_layer(b, l, "attn_norm.weight"), o->embd, FILL_NORM);
     add_attention(rs, o, l);
+    if (o->experts) {
+        add_vector(rs, o, in_layer(b, l, is_arch(o, "gpt-oss") ? "post_attention_norm.weight" : "ffn_norm.weight"), o->embd, FILL_NORM);
+        add_experts(rs, o, l);
+        return;
+    }
     add_vector(rs, o, in_layer(b, l, "ffn_norm.weight"), o->embd, FILL_NORM);
     if (!phi) add_row(rs, o, in_layer(b, l, "ffn_gate.weight"), o->ff, o->embd);
     add_row(rs, o, in_layer(b, l, "ffn_up.weight"), phi ? 2 * o->ff : o->ff, o->embd);
@@ -471,10 +535,20 @@ static void put_keys(lt__gguf_writer *w, const options *o)
     lt__gguf_put_u32(w, KEY("attention.key_length"), (uint32_t)o->head_dim);
     lt__gguf_put_u32(w, KEY("attention.value_length"), (uint32_t)o->head_dim);
     lt__gguf_put_f32(w, KEY("attention.layer_norm_rms_epsilon"), gemma || qwen ? 1e-6f : 1e-5f);
-    lt__gguf_put_f32(w, KEY("rope.freq_base"), (gemma && !gemma2) || qwen ? 1e6f : 1e4f);
+    lt__gguf_put_f32(w, KEY("rope.freq_base"), (gemma && !gemma2) || qwen ? 1e6f : is_arch(o, "gpt-oss") ? 150000 : 1e4f);
     lt__gguf_put_u32(w, KEY("rope.dimension_count"), (uint32_t)o->head_dim);
     lt__gguf_put_u32(w, KEY("vocab_size"), (uint32_t)o->vocab);
-    if (gemma) lt__gguf_put_u32(w, KEY("attention.sliding_window"), (uint32_t)o->window);
+    if (gemma || is_arch(o, "gpt-oss")) lt__gguf_put_u32(w, KEY("attention.sliding_window"), (uint32_t)o->window);
+    if (o->experts) {
+        lt__gguf_put_u32(w, KEY("expert_count"), (uint32_t)o->experts);
+        lt__gguf_put_u32(w, KEY("expert_used_count"), (uint32_t)o->experts_used);
+        if (!is_arch(o, "llama")) lt__gguf_put_u32(w, KEY("expert_feed_forward_length"), (uint32_t)o->expert_ff);
+    }
+    if (is_arch(o, "gpt-oss")) { /* trained at a 32nd of its context */
+        lt__gguf_put_str(w, KEY("rope.scaling.type"), "yarn");
+        lt__gguf_put_f32(w, KEY("rope.scaling.factor"), 32);
+        lt__gguf_put_u32(w, KEY("rope.scaling.original_context_length"), (uint32_t)(o->ctx < 32 ? 1 : o->ctx / 32));
+    }
     if (gemma2) {
         lt__gguf_put_f32(w, KEY("attn_logit_softcapping"), (float)o->attn_cap);
         lt__gguf_put_f32(w, KEY("final_logit_softcapping"), (float)o->logit_cap);
@@ -488,9 +562,11 @@ static void put_keys(lt__gguf_writer *w, const options *o)
 
 static const char usage[] =
     "usage: mkmodel [options] -o FILE\n"
-    "  --arch llama|qwen2|qwen3|gemma2|gemma3|phi3   (llama)\n"
+    "  --arch llama|qwen2|qwen3|qwen3moe|gemma2|gemma3|phi3|gpt-oss   (llama)\n"
     "  --preset tiny|1b|4g|7b|13b|20b         (tiny) sizes; each of the next overrides one\n"
+    "  --preset gpt-oss-20b|qwen3-30b-a3b     sizes, architecture and types of those\n"
     "  --layers N --embd N --ff N --heads N --kv-heads N --head-dim N --vocab N --ctx N --window N\n"
+    "  --experts N --experts-used N --expert-ff N   (qwen3moe, gpt-oss: 16, 4, 256; llama: none, and those of --ff)\n"
     "  --type DTYPE          of all matrices (Q4_K); norms and biases are F32\n"
     "  --type-of REGEX=DTYPE of the tensors whose name matches; the last match counts\n"
     "  --tokenizer bpe|spm --pre NAME\n"
@@ -534,9 +610,23 @@ static void set_size(options *o, const char *name, const char *arg)
         {"layers", &o->layers}, {"embd", &o->embd}, {"ff", &o->ff}, {"heads", &o->heads}, {"kv-heads", &o->kv_heads},
         {"head-dim", &o->head_dim}, {"vocab", &o->vocab}, {"ctx", &o->ctx}, {"window", &o->window}, {"seed", &o->seed},
         {"split", &o->split}, {"align", &o->align}, {"attn-cap", &o->attn_cap}, {"logit-cap", &o->logit_cap},
+        {"experts", &o->experts}, {"experts-used", &o->experts_used}, {"expert-ff", &o->expert_ff},
     };
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         if (strcmp(sizes[i].name, name) == 0) *sizes[i].dst = number(name, arg);
+}
+
+static void set_mix(options *o, const char *preset)
+{
+    for (size_t i = 0; i < sizeof mixes / sizeof *mixes; i++) {
+        const struct mix *m = &mixes[i];
+        char text[128];
+        if (strcmp(m->preset, preset) != 0) continue;
+        o->arch = m->arch, o->type = m->type, o->window = m->window;
+        o->experts = m->experts, o->experts_used = m->experts_used, o->expert_ff = m->expert_ff;
+        snprintf(text, sizeof text, "%s", m->rule);
+        add_rule(o, text);
+    }
 }
 
 static void set_preset(options *o, const char *name)
@@ -546,9 +636,10 @@ static void set_preset(options *o, const char *name)
         if (strcmp(p->name, name) != 0) continue;
         o->layers = p->layers, o->embd = p->embd, o->ff = p->ff, o->heads = p->heads, o->kv_heads = p->kv_heads;
         o->head_dim = p->head_dim, o->vocab = p->vocab, o->ctx = p->ctx;
+        set_mix(o, name);
         return;
     }
-    die("--preset %s: tiny, 1b, 4g, 7b, 13b or 20b was expected", name);
+    die("--preset %s: tiny, 1b, 4g, 7b, 13b, 20b, gpt-oss-20b or qwen3-30b-a3b was expected", name);
 }
 
 enum { OPT_SIZE = 256, OPT_ARCH, OPT_PRESET, OPT_TYPE, OPT_TYPE_OF, OPT_TOKENIZER, OPT_PRE, OPT_TIED, OPT_FACTORS, OPT_REPEAT };
@@ -560,6 +651,7 @@ static void parse(options *o, int argc, char **argv)
         {"kv-heads", 1, 0, OPT_SIZE}, {"head-dim", 1, 0, OPT_SIZE}, {"vocab", 1, 0, OPT_SIZE}, {"ctx", 1, 0, OPT_SIZE},
         {"window", 1, 0, OPT_SIZE}, {"seed", 1, 0, OPT_SIZE}, {"split", 1, 0, OPT_SIZE}, {"align", 1, 0, OPT_SIZE},
         {"attn-cap", 1, 0, OPT_SIZE}, {"logit-cap", 1, 0, OPT_SIZE},
+        {"experts", 1, 0, OPT_SIZE}, {"experts-used", 1, 0, OPT_SIZE}, {"expert-ff", 1, 0, OPT_SIZE},
         {"arch", 1, 0, OPT_ARCH}, {"preset", 1, 0, OPT_PRESET}, {"type", 1, 0, OPT_TYPE}, {"type-of", 1, 0, OPT_TYPE_OF},
         {"tokenizer", 1, 0, OPT_TOKENIZER}, {"pre", 1, 0, OPT_PRE}, {"tied", 0, 0, OPT_TIED}, {"rope-factors", 0, 0, OPT_FACTORS},
         {"repeat", 0, 0, OPT_REPEAT},
@@ -591,12 +683,26 @@ static void parse(options *o, int argc, char **argv)
     if (optind != argc) die("%s: no such argument", argv[optind]);
 }
 
+static void check_experts(options *o)
+{
+    bool always = is_arch(o, "qwen3moe") || is_arch(o, "gpt-oss"), llama = is_arch(o, "llama");
+    if (always && !o->experts) o->experts = 16;
+    if (!o->experts) return;
+    if (!always && !llama) die("--experts %" PRIu64 ": %s has none", o->experts, o->arch);
+    if (!o->experts_used) o->experts_used = llama ? 2 : 4;
+    if (llama && o->expert_ff && o->expert_ff != o->ff) die("--expert-ff %" PRIu64 ": llama's experts are of --ff, %" PRIu64, o->expert_ff, o->ff);
+    if (!o->expert_ff) o->expert_ff = llama ? o->ff : 256;
+    if (o->experts_used > o->experts) die("--experts-used %" PRIu64 " of --experts %" PRIu64, o->experts_used, o->experts);
+}
+
 static void check(options *o)
 {
-    static const char *const archs[] = {"llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3"};
+    static const char *const archs[] = {"llama", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3", "phi3", "gpt-oss"};
+    const size_t n = sizeof archs / sizeof *archs;
     size_t i = 0;
-    while (i < 6 && strcmp(archs[i], o->arch) != 0) i++;
-    if (i == 6) die("--arch %s: llama, qwen2, qwen3, gemma2, gemma3 or phi3 was expected", o->arch);
+    while (i < n && strcmp(archs[i], o->arch) != 0) i++;
+    if (i == n) die("--arch %s: llama, qwen2, qwen3, qwen3moe, gemma2, gemma3, phi3 or gpt-oss was expected", o->arch);
+    check_experts(o);
     if (!o->out) die("-o FILE is missing");
     if (!o->layers || !o->embd || !o->ff || !o->heads || !o->kv_heads || !o->head_dim || !o->vocab || !o->ctx || !o->window)
         die("all sizes must be at least 1");
@@ -606,7 +712,9 @@ static void check(options *o)
     if (is_gemma(o)) o->tied = true;
     if (!o->tokenizer) o->tokenizer = spm ? "spm" : "bpe";
     if (strcmp(o->tokenizer, "spm") != 0 && strcmp(o->tokenizer, "bpe") != 0) die("--tokenizer %s: bpe or spm was expected", o->tokenizer);
-    if (!o->pre) o->pre = strcmp(o->tokenizer, "spm") == 0 ? "default" : strncmp(o->arch, "qwen", 4) == 0 ? "qwen2" : "smollm";
+    if (!o->pre)
+        o->pre = strcmp(o->tokenizer, "spm") == 0 ? "default" : strncmp(o->arch, "qwen", 4) == 0 ? "qwen2"
+               : is_arch(o, "gpt-oss") ? "gpt-4o" : "smollm";
     if (!o->split || o->split > 99999) die("--split %" PRIu64 ": 1 to 99999 was expected", o->split);
 }
 
@@ -648,7 +756,9 @@ int main(int argc, char **argv)
     lt_err err;
     uint8_t *buf = malloc(CHUNK + 8);
 
+    char router[] = "ffn_gate_inp=F32"; /* as every published file has it */
     set_preset(&o, "tiny");
+    add_rule(&o, router);
     parse(&o, argc, argv);
     check(&o);
     add_tensors(&rs, &o);

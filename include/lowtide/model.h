@@ -26,6 +26,7 @@ typedef struct lt_model lt_model;
 typedef struct lt_model_info {
     const char *arch, *name;       /* "llama", "Smollm2 135M ..." ("" when the file has none) */
     uint32_t layers, embd, ff, heads, kv_heads, head_dim, vocab, context, window; /* window 0: none */
+    uint32_t experts, experts_used; /* of a feed-forward unit, and of those a token's; 0: dense */
     uint64_t params, weight_bytes; /* of the tensors the graph uses; a tied matrix counts once */
     uint64_t tensors, skipped;     /* skipped: in the file but not in the graph; named in the log */
     const char *main_dtype;        /* dtype that holds most bytes */

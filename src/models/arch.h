@@ -17,12 +17,14 @@ typedef struct lt_rope_set {
     const float *factors;    /* FACTORS: inverse frequencies divided by these, rotated/2; owned by the model */
     const float *factors_short; uint32_t original_context; /* phi3: short ones up to original_context; YARN: trained length */
     double   beta_fast, beta_slow; /* YARN: turns within original_context that bound the ramp */
+    bool     ramp_exact;     /* YARN: its ends as computed, not rounded away from each other */
 } lt_rope_set;
 
 typedef struct lt_hparams {
     uint32_t layers, embd, ff, heads, kv_heads, head_dim, vocab, context;
     uint32_t window;       /* keys a windowed layer sees, itself included; 0: every layer is global */
     uint32_t window_every; /* with a window: layer l is global when l % window_every == window_every - 1; 0: none is */
+    uint32_t experts, experts_used, expert_ff; /* a feed-forward unit's experts, those of a token, rows of one; 0: dense */
     float    norm_eps, embd_scale, attn_scale;
     float    attn_cap, logit_cap; /* soft caps of attention scores and of logits; 0: none */
     lt_rope_style rope_style;
@@ -77,7 +79,9 @@ enum {
     LT_ROW_OPTIONAL = 1,
     LT_ROW_F32 = 2,  /* kept and used in f32: norms, biases */
     LT_ROW_HOST = 4, /* read by the host only */
-    LT_ROW_TIED = 8  /* where absent, the bytes of token_embd.weight; the entry keeps the row's name */
+    LT_ROW_TIED = 8, /* where absent, the bytes of token_embd.weight; the entry keeps the row's name */
+    LT_ROW_DENSE = 16, LT_ROW_EXPERTS = 32, /* no part of a model with experts, of one without */
+    LT_ROW_EACH = 64 /* a matrix of each expert, one after another: [experts, rows, cols] */
 };
 
 struct lt_arch {
@@ -87,7 +91,8 @@ struct lt_arch {
     lt_status (*derive)(struct lt_model *m, lt_err *err); /* what rows can't say: head_dim default, rope sets */
     lt_build_fn *build;
 };
-extern const lt_arch lt__arch_llama, lt__arch_qwen2, lt__arch_qwen3, lt__arch_gemma2, lt__arch_gemma3, lt__arch_phi3;
+extern const lt_arch lt__arch_llama, lt__arch_qwen2, lt__arch_qwen3, lt__arch_qwen3moe, lt__arch_gemma2, lt__arch_gemma3, lt__arch_phi3,
+    lt__arch_gpt_oss;
 
 /* The graph, its KV groups. Initialises g; on failure g is empty again. The caller deinits it. */
 LT_NODISCARD lt_status lt__model_build(const struct lt_model *m, const lt_kv_desc *kv, lt_graph *g, lt_kv_group groups[2], uint32_t *n_groups, lt_err *err);
@@ -109,7 +114,8 @@ LT_NODISCARD lt_status lt__rows_hparams(struct lt_model *m, lt_err *err);
 /* A key "{arch}.<key>" outside of the rows; *out keeps its value when the key is absent. */
 LT_NODISCARD lt_status lt__rows_u32(const struct lt_model *m, const char *key, uint32_t min, uint32_t max, uint32_t *out, lt_err *err);
 LT_NODISCARD lt_status lt__rows_f64(const struct lt_model *m, const char *key, double min, double max, double *out, lt_err *err);
-/* head_dim, rotated, attention scale, one rope set from the rope.* keys: what every architecture starts from. */
+/* head_dim, rotated, attention scale, one rope set from the rope.* keys, the counts of experts: what every architecture
+ * starts from. */
 LT_NODISCARD lt_status lt__derive_common(struct lt_model *m, lt_rope_style style, lt_err *err);
 /* Reads factors from rows rope_freqs, rope_factors_long and _short, or from lowtide.rope.* keys. */
 LT_NODISCARD lt_status lt__rope_load(struct lt_model *m, lt_err *err);

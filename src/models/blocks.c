@@ -97,20 +97,25 @@ void lt__block_norm_inplace(lt__blocks *b, lt_tid x, const char *name)
     lt__graph_inplace(b->g, full_name(b, name).s, LT_OP_RMS_NORM, &p, src, 2);
 }
 
+/* What a product with w reads of x. */
+static lt_tid factor(lt__blocks *b, lt__act *x, lt_tid w)
+{
+    if (lt_dtype_get(b->g->tensors[w].dtype)->kind != LT_DTYPE_KIND_QUANT)
+        return x->f32;
+    if (x->q8a == LT_NO_TENSOR) {
+        char q[PART];
+        snprintf(q, sizeof q, "%s.q8a", x->name);
+        x->q8a = lt__graph_node(b->g, full_name(b, q).s, LT_OP_QUANTIZE, NULL, &x->f32, 1);
+    }
+    return x->q8a;
+}
+
 lt_tid lt__block_linear(lt__blocks *b, lt__act *x, const char *name)
 {
-    lt_tid w = weight(b, name, "weight", true), in = x->f32;
+    lt_tid w = weight(b, name, "weight", true);
     if (b->g->status != LT_OK)
         return LT_NO_TENSOR;
-    if (lt_dtype_get(b->g->tensors[w].dtype)->kind == LT_DTYPE_KIND_QUANT) {
-        if (x->q8a == LT_NO_TENSOR) {
-            char q[PART];
-            snprintf(q, sizeof q, "%s.q8a", x->name);
-            x->q8a = lt__graph_node(b->g, full_name(b, q).s, LT_OP_QUANTIZE, NULL, &x->f32, 1);
-        }
-        in = x->q8a;
-    }
-    lt_tid src[2] = {in, w};
+    lt_tid src[2] = {factor(b, x, w), w};
     lt_tid y = lt__graph_node(b->g, full_name(b, name).s, LT_OP_LINEAR, NULL, src, 2);
     lt_tid bias = weight(b, name, "bias", false);
     if (bias != LT_NO_TENSOR) {
@@ -161,8 +166,8 @@ lt__act lt__block_attention(lt__blocks *b, lt_tid q, lt_tid k, lt_tid v)
     lt__graph_into(b->g, full_name(b, "kv_store").s, LT_OP_KV_STORE, &p, store, 4, cache);
     p = (lt_op_params){.ATTENTION = {.kv = kv, .heads = hp->heads, .window = b->groups[b->group].window, .scale = hp->attn_scale,
                                      .cap = hp->attn_cap, .how = b->attention}};
-    lt_tid attend[4] = {q, cache, b->pos, table};
-    lt_tid o = lt__graph_node(b->g, full_name(b, "attn").s, LT_OP_ATTENTION, &p, attend, 4);
+    lt_tid attend[5] = {q, cache, b->pos, table, weight(b, "attn_sinks", "weight", false)};
+    lt_tid o = lt__graph_node(b->g, full_name(b, "attn").s, LT_OP_ATTENTION, &p, attend, attend[4] == LT_NO_TENSOR ? 4 : 5);
     b->place[b->group]++;
     return lt__block_act(lt__block_columns(b, o, 0, (uint64_t)hp->heads * hp->head_dim), "attn");
 }
@@ -195,6 +200,44 @@ lt_tid lt__block_ffn(lt__blocks *b, lt_op op)
     lt_tid up = lt__block_linear(b, &x, "ffn_up");
     lt__act y = lt__block_gated(b, op, gate, up);
     return lt__block_linear(b, &y, "ffn_down");
+}
+
+/* [TOKENS, experts_used, rows of the weight]: x times the weight of each of a token's experts, and its bias. */
+static lt_tid expert_linear(lt__blocks *b, lt__act *x, const char *name, lt_tid ids)
+{
+    lt_tid w = weight(b, name, "weight", true);
+    if (b->g->status != LT_OK)
+        return LT_NO_TENSOR;
+    lt_op_params p = {.EXPERT_LINEAR = {0}};
+    lt_tid src[3] = {factor(b, x, w), w, ids};
+    lt_tid y = lt__graph_node(b->g, full_name(b, name).s, LT_OP_EXPERT_LINEAR, &p, src, 3);
+    lt_tid bias = weight(b, name, "bias", false);
+    if (bias != LT_NO_TENSOR) {
+        char n[PART];
+        lt_tid add[3] = {y, bias, ids};
+        snprintf(n, sizeof n, "%s.bias", name);
+        lt__graph_inplace(b->g, full_name(b, n).s, LT_OP_EXPERT_BIAS, NULL, add, 3);
+    }
+    return y;
+}
+
+lt_tid lt__block_experts(lt__blocks *b, const char *norm, lt_op op, const lt_op_params *p, bool all)
+{
+    const lt_hparams *hp = &b->m->hp;
+    lt__act x = lt__block_norm(b, b->h, norm);
+    lt_op_params top = {.TOP_K = {hp->experts_used}}, share = {.TOP_SHARE = {all}};
+    lt_tid scores = lt__block_linear(b, &x, "ffn_gate_inp");
+    lt_tid ids = lt__graph_node(b->g, full_name(b, "ffn_ids").s, LT_OP_TOP_K, &top, &scores, 1);
+    lt_tid of[2] = {scores, ids};
+    lt_tid shares = lt__graph_node(b->g, full_name(b, "ffn_shares").s, LT_OP_TOP_SHARE, &share, of, 2);
+    lt_tid gate = expert_linear(b, &x, "ffn_gate_exps", ids);
+    lt_tid up = expert_linear(b, &x, "ffn_up_exps", ids);
+    uint64_t cols = (uint64_t)hp->experts_used * hp->expert_ff;
+    lt_tid flat[2] = {lt__block_columns(b, gate, 0, cols), lt__block_columns(b, up, 0, cols)};
+    lt__graph_inplace(b->g, full_name(b, "ffn_act").s, op, p, flat, 2);
+    lt__act act = lt__block_act(gate, "ffn_act");
+    lt_tid sum[2] = {expert_linear(b, &act, "ffn_down_exps", ids), shares};
+    return lt__graph_node(b->g, full_name(b, "ffn_out").s, LT_OP_EXPERT_SUM, NULL, sum, 2);
 }
 
 void lt__block_add(lt__blocks *b, const char *name, lt_tid x)

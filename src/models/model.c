@@ -4,8 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
-static const lt_arch *const archs[] = {&lt__arch_llama, &lt__arch_qwen2, &lt__arch_qwen3, &lt__arch_gemma2,
-                                       &lt__arch_gemma3, &lt__arch_phi3};
+static const lt_arch *const archs[] = {&lt__arch_llama, &lt__arch_qwen2, &lt__arch_qwen3, &lt__arch_qwen3moe,
+                                       &lt__arch_gemma2, &lt__arch_gemma3, &lt__arch_phi3, &lt__arch_gpt_oss};
 #define N_ARCHS (sizeof archs / sizeof *archs)
 
 const char *lt_model_arch_at(uint32_t i, const char **text)
@@ -55,6 +55,9 @@ static lt_status refuse_keys(const struct lt_model *m, lt_err *err)
         {"final_logit_softcapping", "capped logits"},
         {"attention.max_alibi_bias", "position bias instead of rope"},
         {"attention.clamp_kqv", "clamped projections"},
+        {"expert_shared_count", "an expert of every token"},
+        {"expert_group_count", "experts in groups"},
+        {"leading_dense_block_count", "layers without experts before those with"},
     };
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
         double v = 0;
@@ -66,6 +69,25 @@ static lt_status refuse_keys(const struct lt_model *m, lt_err *err)
         if (v != 0)
             return lt__fail(err, LT_E_UNSUPPORTED, "%s: key '%s.%s' is %g: %s is not supported for %s",
                             lt__model_path(m), m->arch->name, refused[i].key, v, refused[i].what, m->arch->name);
+    }
+    return LT_OK;
+}
+
+/* Values of a key that name the one arithmetic there is, or none at all, pass. */
+static lt_status refuse_values(const struct lt_model *m, lt_err *err)
+{
+    static const struct { const char *key; double fine[2]; const char *what; } refused[] = {
+        {"expert_gating_func", {0, 1}, "shares of experts by another function than softmax"},
+        {"expert_weights_scale", {0, 1}, "scaled shares of experts"},
+    };
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+        double v = refused[i].fine[0];
+        lt_status s = lt__rows_f64(m, refused[i].key, -1e300, 1e300, &v, err);
+        if (s != LT_OK)
+            return s;
+        if (v != refused[i].fine[0] && v != refused[i].fine[1])
+            return lt__fail(err, LT_E_UNSUPPORTED, "%s: key '%s.%s' is %g, expected %g or none: %s are not supported",
+                            lt__model_path(m), m->arch->name, refused[i].key, v, refused[i].fine[1], refused[i].what);
     }
     return LT_OK;
 }
@@ -112,21 +134,41 @@ static lt_status unsupported_type(const struct lt_model *m, const char *name, co
                     lt__model_path(m), name, type, vector ? " for a vector" : "", vector ? floats : list);
 }
 
+static uint64_t rows_of(const lt_weight *w)
+{
+    uint64_t n = 1;
+    for (uint32_t i = 0; i + 1 < w->ndim; i++)
+        n *= w->dim[i]; /* at most two, each below 2^32 */
+    return n;
+}
+
+/* "experts by expert_ff by embd" */
+static const char *shape_text(const lt_tensor_row *row, char buf[112])
+{
+    snprintf(buf, 112, "%s%s%s%s", row->flags & LT_ROW_EACH ? "experts by " : "", row->rows, row->cols ? " by " : "",
+             row->cols ? row->cols : "");
+    return buf;
+}
+
 static lt_status check_dims(const struct lt_model *m, const lt_tensor_row *row, const lt_tensor_info *t,
                             lt_weight *w, lt_err *err)
 {
-    char have[112], want[112];
-    if (!lt__rows_eval(&m->hp, row->rows, &w->dim[0]) || (row->cols && !lt__rows_eval(&m->hp, row->cols, &w->dim[1])))
-        return lt__fail(err, LT_E_FORMAT, "%s: the size of '%s' (%s) does not follow from the hyperparameters",
-                        lt__model_path(m), w->name, row->rows);
-    w->ndim = row->cols ? 2 : 1;
-    uint32_t skip = 0; /* leading ones of an expected vector */
-    while (t->ndim - skip > w->ndim && t->dim[skip] == 1)
+    char have[112], want[112], shape[112];
+    const char *const parts[] = {row->flags & LT_ROW_EACH ? "experts" : NULL, row->rows, row->cols};
+    for (size_t i = 0; i < 3; i++)
+        if (parts[i] && !lt__rows_eval(&m->hp, parts[i], &w->dim[w->ndim++]))
+            return lt__fail(err, LT_E_FORMAT, "%s: the size of '%s' (%s) does not follow from the hyperparameters",
+                            lt__model_path(m), w->name, parts[i]);
+    /* Leading ones mean nothing: writers of GGUF leave them out, or put them before a vector. */
+    uint32_t skip = 0, skip_want = 0;
+    while (t->ndim - skip > 1 && t->dim[skip] == 1)
         skip++;
-    if (t->ndim - skip != w->ndim || memcmp(t->dim + skip, w->dim, w->ndim * sizeof *w->dim) != 0)
-        return lt__fail(err, LT_E_FORMAT, "%s: tensor '%s' is [%s]; expected [%s], which is %s%s%s", lt__model_path(m),
-                        w->name, dims_text(t->dim, t->ndim, have), dims_text(w->dim, w->ndim, want), row->rows,
-                        row->cols ? " by " : "", row->cols ? row->cols : "");
+    while (w->ndim - skip_want > 1 && w->dim[skip_want] == 1)
+        skip_want++;
+    uint32_t n = w->ndim - skip_want;
+    if (t->ndim - skip != n || memcmp(t->dim + skip, w->dim + skip_want, n * sizeof *w->dim) != 0)
+        return lt__fail(err, LT_E_FORMAT, "%s: tensor '%s' is [%s]; expected [%s], which is %s", lt__model_path(m),
+                        w->name, dims_text(t->dim, t->ndim, have), dims_text(w->dim, w->ndim, want), shape_text(row, shape));
     return LT_OK;
 }
 
@@ -134,13 +176,13 @@ static lt_status check_type(const struct lt_model *m, const lt_tensor_row *row, 
                             lt_weight *w, lt_err *err)
 {
     const lt_dtype_traits *tr = t->dtype < LT_DTYPE_COUNT ? lt_dtype_get(t->dtype) : NULL;
-    bool vector = !row->cols;
+    bool vector = !row->cols || (row->flags & LT_ROW_F32); /* the bias vectors of experts are a matrix */
     if (!tr || (tr->kind != LT_DTYPE_KIND_FLOAT && (vector || tr->kind != LT_DTYPE_KIND_QUANT)))
         return unsupported_type(m, w->name, t->type_name, vector, err);
     w->converted = (row->flags & LT_ROW_F32) && (t->dtype != LT_DTYPE_F32 || t->add != 0.0f);
     w->dtype = row->flags & LT_ROW_F32 ? LT_DTYPE_F32 : t->dtype;
     w->on_host = row->flags & LT_ROW_HOST;
-    uint64_t stored, cols = w->dim[w->ndim - 1], rows = w->ndim == 2 ? w->dim[0] : 1;
+    uint64_t stored, cols = w->dim[w->ndim - 1], rows = rows_of(w);
     if (!lt_dtype_row_bytes(t->dtype, cols, &stored) || !lt__mul_u64(stored, rows, &stored))
         return lt__fail(err, LT_E_FORMAT, "%s: tensor '%s' has rows of %llu elements; %s needs a multiple of %u",
                         lt__model_path(m), w->name, (unsigned long long)cols, tr->name, tr->block_elems);
@@ -155,7 +197,7 @@ static lt_status check_type(const struct lt_model *m, const lt_tensor_row *row, 
 static lt_status add_weight(struct lt_model *m, const lt_tensor_row *row, uint32_t layer, uint32_t *slot, lt_err *err)
 {
     lt_weight w = {.name = ""};
-    char n[16];
+    char n[16], shape[112];
     const char *mark = strstr(row->name, "%u");
     snprintf(n, sizeof n, "%u", layer);
     snprintf(w.name, sizeof w.name, "%.*s%s%s", mark ? (int)(mark - row->name) : (int)sizeof w.name, row->name,
@@ -167,8 +209,8 @@ static lt_status add_weight(struct lt_model *m, const lt_tensor_row *row, uint32
     if (!w.info) {
         if (row->flags & LT_ROW_OPTIONAL)
             return LT_OK;
-        return lt__fail(err, LT_E_FORMAT, "%s: tensor '%s' is missing; %s needs it as %s%s%s", lt__model_path(m),
-                        w.name, m->arch->name, row->rows, row->cols ? " by " : "", row->cols ? row->cols : "");
+        return lt__fail(err, LT_E_FORMAT, "%s: tensor '%s' is missing; %s needs it as %s", lt__model_path(m), w.name,
+                        m->arch->name, shape_text(row, shape));
     }
     lt_status s = check_dims(m, row, w.info, &w, err);
     if (s == LT_OK)
@@ -180,6 +222,12 @@ static lt_status add_weight(struct lt_model *m, const lt_tensor_row *row, uint32
     *slot = (uint32_t)m->n_weights;
     m->weights[m->n_weights++] = w;
     return LT_OK;
+}
+
+/* Whether the row is of the kind of model that this is. */
+static bool row_applies(const struct lt_model *m, const lt_tensor_row *row)
+{
+    return !(row->flags & (m->hp.experts ? LT_ROW_DENSE : LT_ROW_EXPERTS));
 }
 
 /* In the order of use: what comes once, then layer by layer. */
@@ -198,7 +246,7 @@ static lt_status add_weights(struct lt_model *m, lt_err *err)
             return s;
     for (uint32_t l = 0; l < layers; l++)
         for (size_t r = 0; r < a->n_tensors; r++)
-            if (strstr(a->tensors[r].name, "%u") &&
+            if (strstr(a->tensors[r].name, "%u") && row_applies(m, &a->tensors[r]) &&
                 (s = add_weight(m, &a->tensors[r], l, &m->slots[r * layers + l], err)) != LT_OK)
                 return s;
     m->embd_weight = lt__model_find(m, -1, "token_embd.weight");
@@ -234,10 +282,19 @@ static bool row_matches(const char *row, const char *name, uint32_t layers)
     return layer < layers;
 }
 
-static bool arch_uses(const lt_arch *a, const char *name, uint32_t layers)
+static bool any_row(const lt_arch *a, const char *name, uint32_t layers)
 {
     for (size_t r = 0; r < a->n_tensors; r++)
         if (row_matches(a->tensors[r].name, name, layers))
+            return true;
+    return false;
+}
+
+static bool model_uses(const struct lt_model *m, const char *name)
+{
+    const lt_arch *a = m->arch;
+    for (size_t r = 0; r < a->n_tensors; r++)
+        if (row_applies(m, &a->tensors[r]) && row_matches(a->tensors[r].name, name, m->hp.layers))
             return true;
     return false;
 }
@@ -250,11 +307,12 @@ static bool changes_result(const char *name, uint32_t layers)
         "output.bias",               "output_norm.bias",           "token_embd_norm.weight",
         "position_embd.weight",      "blk.%u.attn_norm.bias",      "blk.%u.ffn_norm.bias",
         "blk.%u.attn_norm_2.weight", "blk.%u.attn_sub_norm.weight", "blk.%u.ffn_sub_norm.weight",
-        "blk.%u.attn_sinks.weight",  "blk.%u.ffn_gate_inp.weight", "blk.%u.ffn_gate_exps.weight",
+        "blk.%u.ffn_gate_up_exps.weight", "blk.%u.exp_probs_b.bias", "blk.%u.ffn_gate_inp_shexp.weight",
+        "blk.%u.ffn_gate_shexp.weight", "blk.%u.ffn_up_shexp.weight", "blk.%u.ffn_down_shexp.weight",
         "blk.%u.attn_qkv.bias",
     };
     for (size_t i = 0; i < N_ARCHS; i++)
-        if (arch_uses(archs[i], name, layers))
+        if (any_row(archs[i], name, layers))
             return true;
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
         if (row_matches(known[i], name, layers))
@@ -275,7 +333,7 @@ static lt_status find_skipped(struct lt_model *m, lt_err *err)
     uint64_t n = lt_modelfile_tensor_count(m->file);
     for (uint64_t i = 0; i < n; i++) {
         const char *name = lt_modelfile_tensor_at(m->file, i)->name;
-        if (arch_uses(m->arch, name, m->hp.layers))
+        if (model_uses(m, name))
             continue;
         if (changes_result(name, m->hp.layers))
             return lt__fail(err, LT_E_UNSUPPORTED,
@@ -312,13 +370,15 @@ static void fill_info(struct lt_model *m)
     i->vocab = hp->vocab;
     i->context = hp->context;
     i->window = hp->window;
+    i->experts = hp->experts;
+    i->experts_used = hp->experts_used;
     i->tensors = lt_modelfile_tensor_count(m->file);
     i->main_dtype = "";
     for (size_t w = 0; w < m->n_weights; w++) {
         const lt_weight *x = &m->weights[w];
         if (w != m->embd_weight && x->info == m->weights[m->embd_weight].info)
             continue; /* tied */
-        i->params += x->dim[0] * (x->ndim == 2 ? x->dim[1] : 1);
+        i->params += rows_of(x) * x->dim[x->ndim - 1];
         i->weight_bytes += x->bytes;
         by_type[x->info->dtype] += x->info->bytes;
     }
@@ -341,6 +401,8 @@ lt_status lt_model_open(lt_ctx *ctx, const char *path, lt_model **out, lt_err *e
         s = choose_arch(m, err);
     if (s == LT_OK)
         s = refuse_keys(m, err);
+    if (s == LT_OK)
+        s = refuse_values(m, err);
     if (s == LT_OK)
         s = lt__rows_hparams(m, err);
     if (s == LT_OK)

@@ -19,7 +19,11 @@ static double yarn_pair(const lt_rope_set *r, double turns)
 /* 1 where the angle is kept, 0 where positions are divided by the factor. */
 static double yarn_keep(const lt_rope_set *r, uint32_t i)
 {
-    double low = floor(yarn_pair(r, r->beta_fast)), high = ceil(yarn_pair(r, r->beta_slow));
+    double low = yarn_pair(r, r->beta_fast), high = yarn_pair(r, r->beta_slow);
+    if (!r->ramp_exact) {
+        low = floor(low);
+        high = ceil(high);
+    }
     if (low < 0)
         low = 0;
     if (high > r->rotated - 1)
@@ -100,6 +104,21 @@ static lt_status read_scaling(struct lt_model *m, lt_rope_set *r, lt_err *err)
     return LT_OK;
 }
 
+static lt_status derive_experts(struct lt_model *m, lt_err *err)
+{
+    lt_hparams *hp = &m->hp;
+    if (!hp->experts) {
+        hp->experts_used = 0;
+        return LT_OK;
+    }
+    if (!hp->experts_used || hp->experts_used > hp->experts)
+        return lt__fail(err, LT_E_FORMAT, "%s: key '%s.expert_used_count' is %u; expected 1 to expert_count, which is %u",
+                        lt__model_path(m), m->arch->name, hp->experts_used, hp->experts);
+    if (!hp->expert_ff)
+        hp->expert_ff = hp->ff;
+    return LT_OK;
+}
+
 lt_status lt__derive_common(struct lt_model *m, lt_rope_style style, lt_err *err)
 {
     lt_hparams *hp = &m->hp;
@@ -143,6 +162,8 @@ lt_status lt__derive_common(struct lt_model *m, lt_rope_style style, lt_err *err
     hp->rope[0].magnitude = 1;
     hp->rope[0].factor = 1;
     hp->rope_sets = 1;
+    if ((s = derive_experts(m, err)) != LT_OK)
+        return s;
     return read_scaling(m, &hp->rope[0], err);
 }
 

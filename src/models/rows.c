@@ -12,6 +12,7 @@ static bool name_value(const lt_hparams *hp, const char *name, size_t n, uint64_
         {"layers", hp->layers},     {"embd", hp->embd},         {"ff", hp->ff},
         {"heads", hp->heads},       {"kv_heads", hp->kv_heads}, {"head_dim", hp->head_dim},
         {"vocab", hp->vocab},       {"rotated", hp->rope[0].rotated},
+        {"experts", hp->experts},   {"experts_used", hp->experts_used}, {"expert_ff", hp->expert_ff},
     };
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (strlen(names[i].name) == n && memcmp(names[i].name, name, n) == 0) {

@@ -17,6 +17,10 @@
     {"attention.key_length", LT__HP(head_dim), 'u', false, 0, 2, 4096},                          \
     {"attention.layer_norm_rms_epsilon", LT__HP(norm_eps), 'f', true, 0, 0, 1}
 
+#define LT__HPARAMS_EXPERTS(required, least)                                                     \
+    {"expert_count", LT__HP(experts), 'u', required, 0, least, 4096},                            \
+    {"expert_used_count", LT__HP(experts_used), 'u', required, 0, least, 4096}
+
 #define LT__ROWS_ENDS                                                                            \
     {"token_embd.weight", "vocab", "embd", LT_ROW_HOST},                                         \
     {"output_norm.weight", "embd", NULL, LT_ROW_F32},                                            \
@@ -34,6 +38,12 @@
     {"blk.%u.ffn_gate.weight", "ff", "embd", 0},                                                 \
     {"blk.%u.ffn_up.weight", "ff", "embd", 0},                                                   \
     {"blk.%u.ffn_down.weight", "embd", "ff", 0}
+
+#define LT__ROWS_EXPERTS                                                                         \
+    {"blk.%u.ffn_gate_inp.weight", "experts", "embd", LT_ROW_EXPERTS},                           \
+    {"blk.%u.ffn_gate_exps.weight", "expert_ff", "embd", LT_ROW_EXPERTS | LT_ROW_EACH},         \
+    {"blk.%u.ffn_up_exps.weight", "expert_ff", "embd", LT_ROW_EXPERTS | LT_ROW_EACH},           \
+    {"blk.%u.ffn_down_exps.weight", "embd", "expert_ff", LT_ROW_EXPERTS | LT_ROW_EACH}
 
 #define LT__COUNT(a) (sizeof(a) / sizeof *(a))
 
