@@ -1,5 +1,6 @@
 /* cmd_run.c - one prompt, a file, or a chat in the terminal. */
 #include <errno.h>
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
@@ -13,6 +14,9 @@
 typedef struct run {
     app              a;
     lt_chat_template template;
+    lt_chat_reader   reader;  /* of the answer that is coming */
+    bool             chat;    /* the prompt was rendered by template */
+    uint64_t         hidden;  /* tokens of the answer that are not for the user */
     lt_sampler      *sampler;
     lt_detok        *detok;
     uint64_t         seed;
@@ -89,6 +93,13 @@ static lt_status feed(run *r, const int32_t *ids, size_t n, const float **logits
     return s;
 }
 
+static lt_status add_token(run *r, int32_t id)
+{
+    size_t bytes;
+    const char *piece = lt_detok_push(r->detok, id, &bytes);
+    return add_text(r, piece, bytes);
+}
+
 /* Reads the prompt's tokens, then picks and feeds back until something ends it. */
 static lt_status generate(run *r)
 {
@@ -96,23 +107,27 @@ static lt_status generate(run *r)
     const opt_value *v = a->o->v;
     uint64_t most = v[OPT_tokens].set ? v[OPT_tokens].u : DEFAULT_TOKENS;
     uint32_t ctx = lt_plan_get_info(a->plan)->ctx;
+    size_t text0 = r->text_len;
     const float *logits;
     lt_status s = feed(r, r->prompt.v, r->prompt.n, &logits);
     app_progress_end();
     for (size_t i = 0; i < r->prompt.n; i++)
         lt_sampler_accept(r->sampler, r->prompt.v[i]);
     r->ended = "length";
+    r->reader = (lt_chat_reader){0};
+    r->hidden = 0;
     for (uint64_t n = 0; s == LT_OK && n < most; n++) {
         int32_t id = lt_sampler_pick(r->sampler, logits);
-        if (lt_tokenizer_ends(a->tok, id)) {
+        lt_chat_part part = r->chat ? lt_chat_read(&r->reader, r->template, a->tok, id) : LT_CHAT_SHOWN;
+        if (part == LT_CHAT_OVER || lt_tokenizer_ends(a->tok, id)) {
             r->ended = "end of text";
             break;
         }
         lt_sampler_accept(r->sampler, id);
         json_array_append_new(r->ids, json_integer(id));
-        size_t bytes;
-        const char *piece = lt_detok_push(r->detok, id, &bytes);
-        if ((s = add_text(r, piece, bytes)) != LT_OK)
+        if (part == LT_CHAT_HIDDEN)
+            r->hidden++;
+        else if ((s = add_token(r, id)) != LT_OK)
             break;
         if (lt_session_length(a->session) == ctx) {
             r->ended = "context";
@@ -132,6 +147,8 @@ static lt_status generate(run *r)
     size_t bytes;
     const char *rest = lt_detok_flush(r->detok, &bytes);
     lt_status t = add_text(r, rest, bytes);
+    if (r->hidden && r->text_len == text0 && s == LT_OK && !v[OPT_quiet].set)
+        fprintf(stderr, "(no answer: %" PRIu64 " tokens of thoughts, then %s; --tokens gives it more)\n", r->hidden, r->ended);
     return s == LT_OK ? t : s;
 }
 
@@ -161,6 +178,7 @@ static lt_status turn_tokens(run *r, const lt_chat_message *m, size_t n)
 {
     char *text;
     size_t bytes;
+    r->chat = true;
     lt_status s = lt_chat_render(r->a.ctx, r->template, m, n, true, &text, &bytes, &r->a.err);
     if (s != LT_OK)
         return s;

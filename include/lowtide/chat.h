@@ -16,7 +16,7 @@
 #ifndef LT_CHAT_H
 #define LT_CHAT_H
 
-#include "lowtide/modelfile.h"
+#include "lowtide/tokenizer.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -36,7 +36,8 @@ extern "C" {
     X(TEKKEN,  "tekken",  "Mistral Nemo")                        \
     X(GEMMA,   "gemma",   "Gemma 2 and 3")                       \
     X(PHI3,    "phi3",    "Phi 3 and 3.5")                       \
-    X(PHI4,    "phi4",    "Phi 4 mini")
+    X(PHI4,    "phi4",    "Phi 4 mini")                          \
+    X(HARMONY, "harmony", "gpt-oss")
 
 typedef enum lt_chat_template {
 #define LT_X(name, text, who) LT_CHAT_##name,
@@ -57,6 +58,16 @@ LT_API LT_NODISCARD lt_status
 lt_chat_render(lt_ctx *ctx, lt_chat_template t, const lt_chat_message *m, size_t n, bool open,
                char **text, size_t *bytes, lt_err *err);
 LT_API void lt_chat_free(lt_ctx *ctx, char *text, size_t bytes);
+
+/* An answer behind an `open` prompt, token by token, zeroed before each answer. Of most families all of it is for the user;
+ * harmony's comes in messages of a channel each, of which only the one called final is. */
+typedef struct lt_chat_reader { int state; size_t n; char channel[16]; } lt_chat_reader;
+typedef enum lt_chat_part {
+    LT_CHAT_SHOWN,  /* decode it */
+    LT_CHAT_HIDDEN, /* evaluate it, and that is all */
+    LT_CHAT_OVER    /* ends the answer, where lt_tokenizer_ends does not know: by its place */
+} lt_chat_part;
+LT_API lt_chat_part lt_chat_read(lt_chat_reader *r, lt_chat_template t, const lt_tokenizer *tk, int32_t id);
 
 #ifdef __cplusplus
 }

@@ -257,6 +257,40 @@ static void phi(page *p, const talk *t, const char *gap)
     }
 }
 
+static void harmony_turn(page *p, const char *role, const char *channel, const char *content, const char *end)
+{
+    put(p, "<|start|>");
+    put(p, role);
+    if (channel != NULL) {
+        put(p, "<|channel|>");
+        put(p, channel);
+    }
+    put(p, "<|message|>");
+    put(p, content);
+    put(p, end);
+}
+
+/* What the caller calls the system message is the developer's here; the system's is the vendor's own. It tells today's date:
+ * a constant, so that a prompt is the same tomorrow. */
+static void harmony(page *p, const talk *t)
+{
+    harmony_turn(p, "system", NULL,
+                 "You are ChatGPT, a large language model trained by OpenAI.\nKnowledge cutoff: 2024-06\n"
+                 "Current date: 2025-08-05\n\nReasoning: medium\n\n"
+                 "# Valid channels: analysis, commentary, final. Channel must be included for every message.",
+                 "<|end|>");
+    if (t->system != NULL && t->system[0] != '\0') {
+        harmony_turn(p, "developer", NULL, "# Instructions\n\n", t->system);
+        put(p, "\n\n<|end|>");
+    }
+    for (size_t i = 0; i < t->n; i++) {
+        bool answer = i % 2 == 1, last = i + 1 == t->n && !t->open;
+        harmony_turn(p, t->m[i].role, answer ? "final" : NULL, t->m[i].content, answer && last ? "<|return|>" : "<|end|>");
+    }
+    if (t->open)
+        put(p, "<|start|>assistant");
+}
+
 static lt_status check_talk(lt_chat_template t, const lt_chat_message *m, size_t n, talk *out, lt_err *err)
 {
     for (size_t i = 0; i < n; i++)
@@ -303,6 +337,7 @@ lt_status lt_chat_render(lt_ctx *ctx, lt_chat_template t, const lt_chat_message 
     case LT_CHAT_GEMMA: gemma(&p, &k); break;
     case LT_CHAT_PHI3: phi(&p, &k, "\n"); break;
     case LT_CHAT_PHI4: phi(&p, &k, ""); break;
+    case LT_CHAT_HARMONY: harmony(&p, &k); break;
     case LT_CHAT_COUNT: break;
     }
     char *exact = p.status == LT_OK ? lt__strndup(ctx, p.v != NULL ? p.v : "", p.n) : NULL;

@@ -149,7 +149,7 @@ bool lt__chat_known(const char *text, size_t n, lt_chat_template *out)
 static const char *looks_like(const char *text)
 {
     static const struct { const char *mark; lt_chat_template t; } marks[] = {
-        {"<start_of_turn>", LT_CHAT_GEMMA}, {"Cutting Knowledge Date", LT_CHAT_LLAMA31},
+        {"<|channel|>", LT_CHAT_HARMONY}, {"<start_of_turn>", LT_CHAT_GEMMA}, {"Cutting Knowledge Date", LT_CHAT_LLAMA31},
         {"<|start_header_id|>", LT_CHAT_LLAMA3}, {"You are Qwen", LT_CHAT_QWEN2}, {"named SmolLM", LT_CHAT_SMOLLM2},
         {"<|im_start|>", LT_CHAT_CHATML}, {"<<SYS>>", LT_CHAT_LLAMA2}, {"<|end|>", LT_CHAT_PHI3},
         {"[AVAILABLE_TOOLS][", LT_CHAT_TEKKEN}, {"[AVAILABLE_TOOLS]", LT_CHAT_MISTRAL}, {"[INST]", LT_CHAT_MISTRAL1}};

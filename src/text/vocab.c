@@ -259,8 +259,11 @@ static void set_ends(lt_tokenizer *tk, const lt__vocab_desc *d)
         bool special = id >= 0 && (tk->kind[id] == LT_TOKEN_CONTROL || tk->kind[id] == LT_TOKEN_USER);
         ids[n++] = special ? id : -1;
     }
+    /* gpt-oss ends each message of an answer with <|end|>, its thoughts too, and the answer with another. */
+    int32_t message_end = lt__vocab_find(tk, "<|channel|>", 11) >= 0 && lt__vocab_find(tk, "<|return|>", 10) >= 0
+                              ? lt__vocab_find(tk, "<|end|>", 7) : -1;
     for (uint32_t i = 0; i < n; i++)
-        if (ids[i] >= 0 && !lt_tokenizer_ends(tk, ids[i]))
+        if (ids[i] >= 0 && ids[i] != message_end && !lt_tokenizer_ends(tk, ids[i]))
             tk->ends[tk->n_ends++] = ids[i];
 }
 

@@ -1,7 +1,7 @@
 """Renders conversations by published Jinja templates, as the vendors' library does, and writes
 golden/chat.json and src/text/chat_known.inc. Needs jinja2 and a built render_chat.
 
-    python3 make_chat_golden.py FOLDER RENDER_CHAT
+    python3 make_chat_golden.py FOLDER RENDER_CHAT [FAMILY]     with FAMILY, those of the others stay as they are
 
 FOLDER holds templates named FAMILY--ORIGIN.jinja; they are not part of the project. A template gets
 into chat_known.inc only if render_chat writes what it writes, for every conversation that it takes.
@@ -18,6 +18,7 @@ import jinja2.sandbox
 HERE = pathlib.Path(__file__).parent
 BOS = {"llama2": "<s>", "mistral": "<s>", "mistral-v1": "<s>", "tekken": "<s>", "gemma": "<bos>", "phi3": "<s>",
        "llama3": "<|begin_of_text|>", "llama3.1": "<|begin_of_text|>"}
+CLOCK = {"harmony": {"strftime_now": lambda form: "2025-08-05"}}  # a constant in ours: see src/text/chat.c
 # What the tokenizer puts there by itself (chat.h): spaces behind what is a control token in the family.
 OWN_SPACES = {"mistral-v1": ["<s>", "</s>"], "mistral": ["<s>", "</s>", "[INST]", "[/INST]"]}
 
@@ -66,7 +67,13 @@ def ours(tool, family, messages, opened):
 
 def main():
     tool, rows, golden = sys.argv[2], {}, {}
-    for path in sorted(pathlib.Path(sys.argv[1]).glob("*.jinja")):
+    only = sys.argv[3] if len(sys.argv) > 3 else None
+    name = {"llama3.1": "LLAMA31", "mistral-v1": "MISTRAL1"}
+    known, cases = HERE / "../../src/text/chat_known.inc", []
+    lines = [] if only is None else [x for x in known.read_text().splitlines(True) if f"LT_CHAT_{name.get(only, only.upper())}}}" not in x]
+    if only is not None:
+        cases = [c for c in json.loads((HERE / "chat.json").read_text()) if c[0] != only]
+    for path in sorted(pathlib.Path(sys.argv[1]).glob(f"{only or '*'}--*.jinja")):
         family, source = path.name.split("--")[0], path.read_text()
         template = environment().from_string(source)
         bos, same, refused, first = BOS.get(family, ""), 0, 0, None
@@ -74,7 +81,7 @@ def main():
             opened = messages[-1]["role"] == "user"
             try:
                 text = template.render(messages=messages, add_generation_prompt=opened, bos_token=bos, tools=None,
-                                       eos_token="" if family.startswith("phi") else "</s>")
+                                       eos_token="" if family.startswith("phi") else "</s>", **CLOCK.get(family, {}))
             except (jinja2.TemplateError, IndexError, TypeError):
                 refused += 1
                 continue
@@ -91,10 +98,9 @@ def main():
         print_of = subprocess.run([tool, "fingerprint"], input=source.encode(), capture_output=True).stdout.split()[0].decode()
         print(f"{path.name}: {print_of}, {same} the same, {refused} refused")
         rows.setdefault(print_of, (family, path.stem.split("--")[1]))
-    name = {"llama3.1": "LLAMA31", "mistral-v1": "MISTRAL1"}
-    (HERE / "../../src/text/chat_known.inc").write_text("".join(
-        f"    {{{p}u, LT_CHAT_{name.get(f, f.upper())}}},\n" for p, (f, _) in sorted(rows.items(), key=lambda r: r[1])))
-    cases = [[*json.loads(k), v] for k, v in golden.items()]
+    known.write_text("".join(lines + [
+        f"    {{{p}u, LT_CHAT_{name.get(f, f.upper())}}},\n" for p, (f, _) in sorted(rows.items(), key=lambda r: r[1])]))
+    cases += [[*json.loads(k), v] for k, v in golden.items()]
     (HERE / "chat.json").write_text(json.dumps(cases, ensure_ascii=True, separators=(",", ":")) + "\n")
     print(len(rows), "templates,", len(cases), "conversations,", sorted({c[0] for c in cases}))
 

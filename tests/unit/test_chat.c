@@ -13,6 +13,8 @@
 
 #include <cmocka.h>
 
+#include "text_common.h"
+
 static lt_ctx *ctx;
 
 static const char *render(lt_chat_template t, const lt_chat_message *m, size_t n, bool open)
@@ -57,6 +59,76 @@ static void turns(void **state)
     const lt_chat_message thought[] = {{"user", "U"}, {"assistant", "<think>\nx\n</think>\n\nA"}, {"user", "V"}};
     assert_string_equal(render(LT_CHAT_QWEN3, thought, 3, true),
                         "<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\nA<|im_end|>\n<|im_start|>user\nV<|im_end|>\n<|im_start|>assistant\n");
+}
+
+static void harmony_turns(void **state)
+{
+    (void)state;
+    const lt_chat_message m[] = {{"system", "S"}, {"user", " U "}, {"assistant", "A"}, {"user", "V"}};
+    const char *open = render(LT_CHAT_HARMONY, m, 4, true), *rest = strstr(open, "every message.<|end|>");
+    assert_memory_equal(open, "<|start|>system<|message|>You are ChatGPT,", 42);
+    assert_string_equal(rest + 21, "<|start|>developer<|message|># Instructions\n\nS\n\n<|end|><|start|>user<|message|> U <|end|>"
+                                   "<|start|>assistant<|channel|>final<|message|>A<|end|><|start|>user<|message|>V<|end|><|start|>assistant");
+    const char *closed = render(LT_CHAT_HARMONY, m + 1, 2, false);
+    assert_string_equal(strstr(closed, "every message.") + 14,
+                        "<|end|><|start|>user<|message|> U <|end|><|start|>assistant<|channel|>final<|message|>A<|return|>");
+}
+
+/* Ids of the pieces of `text`, which stand apart by spaces; then what of them is shown, and '.' where the answer is over. */
+static const char *shown(lt_chat_template t, const lt_tokenizer *tk, const char *text)
+{
+    static char out[256];
+    char copy[256];
+    lt_chat_reader r = {0};
+    size_t n = 0;
+    snprintf(copy, sizeof copy, "%s", text);
+    for (char *p = strtok(copy, " "); p; p = strtok(NULL, " ")) {
+        int32_t id = lt_tokenizer_find(tk, p);
+        assert_true(id >= 0);
+        lt_chat_part part = lt_tokenizer_ends(tk, id) ? LT_CHAT_OVER : lt_chat_read(&r, t, tk, id);
+        if (part == LT_CHAT_OVER) {
+            out[n++] = '.';
+            break;
+        }
+        if (part == LT_CHAT_SHOWN)
+            n += (size_t)snprintf(out + n, sizeof out - n, "%s", p);
+    }
+    out[n] = 0;
+    return out;
+}
+
+static void harmony_answers(void **state)
+{
+    (void)state;
+    static const char *const marks[] = {"<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>", "<|constrain|>"},
+                      *const words[] = {"assistant", "analysis", "final", "fin", "al", "comment", "ary"};
+    toy *v = toy_bpe("gpt-4o");
+    for (size_t i = 0; i < sizeof marks / sizeof *marks; i++)
+        toy_add(v, marks[i], i % 2 ? 3 : 4, 0); /* files have either kind */
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        toy_add(v, words[i], 1, 0);
+    lt_tokenizer *tk;
+    lt_err err;
+    if (lt__tokenizer_build(ctx, &v->d, &tk, &err) != LT_OK)
+        fail_msg("%s", err.text);
+    static const struct { const char *answer, *want; } rows[] = {
+        {"<|channel|> analysis <|message|> x x <|end|> <|start|> assistant <|channel|> final <|message|> y x <|return|>", "yx."},
+        {"<|channel|> fin al <|message|> y <|end|> x", "y."},          /* some end the last message like the others */
+        {"<|channel|> final x <|message|> y", ""},                     /* no such channel */
+        {"<|channel|> final \xc4\xa0 <|constrain|> x <|message|> y x", "yx"}, /* what form it has stands behind the name */
+        {"<|channel|> comment ary <|message|> x <|call|> y", "."},
+        {"<|message|> x y <|return|>", "xy."},                         /* names no channel */
+        {"<|channel|> analysis <|message|> x <|end|> x <|start|> assistant <|channel|> final", ""},
+        {"<|channel|> analysis analysis analysis analysis <|message|> x", ""}, /* a name longer than any */
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        assert_string_equal(shown(LT_CHAT_HARMONY, tk, rows[i].answer), rows[i].want);
+    assert_string_equal(shown(LT_CHAT_CHATML, tk, "x <|channel|> y"), "x<|channel|>y");
+    assert_false(lt_tokenizer_ends(tk, lt_tokenizer_find(tk, "<|end|>")));
+    assert_true(lt_tokenizer_ends(tk, lt_tokenizer_find(tk, "<|return|>")));
+    assert_true(lt_tokenizer_ends(tk, lt_tokenizer_find(tk, "<|call|>")));
+    lt_tokenizer_destroy(tk);
+    toy_free(v);
 }
 
 static void misplaced_roles_are_refused(void **state)
@@ -120,6 +192,7 @@ static void detection(void **state)
         "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content']|trim + '<|im_end|>' + '\n'}}{% endfor %}" CHATML_OPEN,
         "{% for message in messages %}{{'<|im_start|>' + message['content'] + '\n' + message['role'] + '<|im_end|>' + '\n'}}{% endfor %}" CHATML_OPEN,
         "{% for message in messages %}{{ message['content'] }}{% endfor %}", "", "{{", "{% '", "{#",
+        "<|start|>system<|message|><|end|>{{ '<|channel|>final' }}",
     };
     for (size_t i = 0; i < sizeof changed / sizeof *changed; i++) {
         assert_int_equal(detect(changed[i], path, &t, &err), LT_E_UNSUPPORTED);
@@ -127,6 +200,8 @@ static void detection(void **state)
         assert_non_null(strstr(err.text, "tekken"));
         if (i < 5)
             assert_non_null(strstr(err.text, "resembles chatml"));
+        if (i + 1 == sizeof changed / sizeof *changed)
+            assert_non_null(strstr(err.text, "resembles harmony"));
     }
     assert_int_equal(detect(NULL, path, &t, &err), LT_E_UNSUPPORTED);
     assert_non_null(strstr(err.text, "holds no chat template"));
@@ -184,7 +259,8 @@ static int unmake(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(names_go_both_ways), cmocka_unit_test(turns), cmocka_unit_test(misplaced_roles_are_refused),
+        cmocka_unit_test(names_go_both_ways), cmocka_unit_test(turns), cmocka_unit_test(harmony_turns),
+        cmocka_unit_test(harmony_answers), cmocka_unit_test(misplaced_roles_are_refused),
         cmocka_unit_test(detection), cmocka_unit_test(every_allocation_may_fail),
     };
     return cmocka_run_group_tests(tests, make, unmake);
