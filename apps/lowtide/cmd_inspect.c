@@ -87,6 +87,15 @@ static void print_tensors(const lt_modelfile *f)
     }
 }
 
+/* Of a key of the architecture; 0 where there is none. */
+static uint64_t count_of(const lt_modelfile *f, const char *key)
+{
+    char name[128];
+    snprintf(name, sizeof name, "%s.%s", lt_modelfile_str(f, "general.architecture", ""), key);
+    const lt_key *k = lt_modelfile_key(f, name);
+    return k && k->type == LT_KEY_UINT ? k->v.u[0] : k && k->type == LT_KEY_INT && k->v.i[0] > 0 ? (uint64_t)k->v.i[0] : 0;
+}
+
 static void print_summary(const lt_modelfile *f)
 {
     char b[24];
@@ -111,7 +120,11 @@ static void print_summary(const lt_modelfile *f)
     printf("%s: %s, %u part%s, %" PRIu64 " keys, %" PRIu64 " tensors, %s\n", lt_modelfile_part_path(f, 0), lt_modelfile_format(f),
            lt_modelfile_parts(f), lt_modelfile_parts(f) == 1 ? "" : "s", lt_modelfile_key_count(f), lt_modelfile_tensor_count(f),
            app_bytes(sum, b));
-    printf("architecture %s, name %s\n", lt_modelfile_str(f, "general.architecture", "(none)"), lt_modelfile_str(f, "general.name", "(none)"));
+    printf("architecture %s, name %s", lt_modelfile_str(f, "general.architecture", "(none)"), lt_modelfile_str(f, "general.name", "(none)"));
+    uint64_t experts = count_of(f, "expert_count");
+    if (experts)
+        printf(", %" PRIu64 " experts, %" PRIu64 " of them a token's", experts, count_of(f, "expert_used_count"));
+    putchar('\n');
     for (uint64_t k = 0; k < types; k++)
         printf("  %-8s %6" PRIu64 " tensors %12s\n", by[k].name, by[k].count, app_bytes(by[k].bytes, b));
 }

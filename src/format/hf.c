@@ -349,6 +349,12 @@ static lt_status choose_family(lt__hf *h, const family **out)
             snprintf(h->arch, sizeof h->arch, "%s", families[i].arch);
             return LT_OK;
         }
+    /* Their experts lie in a tensor each, or two to a matrix in blocks of another layout. */
+    static const char *const mixtures[] = {"mixtral", "qwen3_moe", "gpt_oss"};
+    for (size_t i = 0; i < sizeof mixtures / sizeof *mixtures; i++)
+        if (strcmp(mixtures[i], type) == 0)
+            return lt__fail(h->err, LT_E_UNSUPPORTED, "%s/config.json: model_type %s, a mixture of experts, is supported from a GGUF file only",
+                            lt__path_tail(h->dir), type);
     return lt__fail(h->err, LT_E_UNSUPPORTED, "%s/config.json: model_type %.40s is not supported; llama, mistral, qwen2, qwen3, gemma2, gemma3 and phi3 are",
                     lt__path_tail(h->dir), type);
 }

@@ -16,7 +16,7 @@
 #include "format/gguf_write.h"
 #include "models/arch.h"
 
-enum { LAYERS = 2, EMBD = 256, FF = 512, HEADS = 4, KV_HEADS = 2, HEAD_DIM = 64, VOCAB = 40 };
+enum { LAYERS = 2, EMBD = 256, FF = 512, HEADS = 4, KV_HEADS = 2, HEAD_DIM = 64, VOCAB = 40, EXPERTS = 4, USED = 2 };
 
 /* One thing that differs from a right model. */
 typedef struct change {
@@ -33,6 +33,8 @@ typedef struct change {
     lt_dtype    dtype;       /* F32 is 0 */
     const char *extra[4];    /* tensors nobody asked for */
     bool        embd_norms;  /* post_attention_norm and post_ffw_norm of each layer */
+    bool        experts;     /* EXPERTS of them, in the place of each feed-forward unit */
+    uint64_t    mats;        /* of `tensor`, likewise */
     uint32_t    patch_type;  /* raw type id written over that of `tensor` */
 } change;
 
@@ -49,7 +51,7 @@ static void keep_log(void *user, lt_log_level level, const char *area, const cha
 static lt_ctx *ctx;
 static log_lines lines;
 static char path[128];
-static struct { char name[64]; lt_dtype t; uint64_t dim[2]; uint32_t ndim; } put[128];
+static struct { char name[64]; lt_dtype t; uint64_t dim[3]; uint32_t ndim; } put[128];
 static size_t n_put;
 
 static bool wanted(const change *c, const char *name) { return !c->drop || strcmp(c->drop, name) != 0; }
@@ -60,18 +62,24 @@ static void put_u32(lt__gguf_writer *w, const change *c, const char *key, uint32
         lt__gguf_put_u32(w, key, v);
 }
 
-static void put_tensor(lt__gguf_writer *w, const change *c, const char *name, uint64_t d0, uint64_t d1)
+static void put_matrices(lt__gguf_writer *w, const change *c, const char *name, uint64_t mats, uint64_t d0, uint64_t d1)
 {
     if (!wanted(c, name))
         return;
     bool changed = c->tensor && strcmp(c->tensor, name) == 0;
-    uint64_t dim[2] = {changed && c->d0 ? c->d0 : d0, changed && c->d1 ? c->d1 : d1};
+    const uint64_t all[3] = {changed && c->mats ? c->mats : mats, changed && c->d0 ? c->d0 : d0, changed && c->d1 ? c->d1 : d1};
+    uint32_t skip = all[0] == 0;
     snprintf(put[n_put].name, sizeof put[n_put].name, "%s", name);
     put[n_put].t = changed ? c->dtype : LT_DTYPE_F32;
-    put[n_put].ndim = dim[1] ? 2 : 1;
-    memcpy(put[n_put].dim, dim, sizeof dim);
-    lt__gguf_put_tensor(w, name, put[n_put].t, put[n_put].ndim, dim);
+    put[n_put].ndim = (all[2] ? 3 : 2) - skip;
+    memcpy(put[n_put].dim, all + skip, (3 - skip) * sizeof *all);
+    lt__gguf_put_tensor(w, name, put[n_put].t, put[n_put].ndim, put[n_put].dim);
     n_put++;
+}
+
+static void put_tensor(lt__gguf_writer *w, const change *c, const char *name, uint64_t d0, uint64_t d1)
+{
+    put_matrices(w, c, name, 0, d0, d1);
 }
 
 static void put_keys(lt__gguf_writer *w, const change *c, const char *arch)
@@ -87,6 +95,12 @@ static void put_keys(lt__gguf_writer *w, const change *c, const char *arch)
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
         snprintf(k, sizeof k, "%s.%s", arch, keys[i].key);
         put_u32(w, c, k, keys[i].v);
+    }
+    if (c->experts) {
+        snprintf(k, sizeof k, "%s.expert_count", arch);
+        put_u32(w, c, k, EXPERTS);
+        snprintf(k, sizeof k, "%s.expert_used_count", arch);
+        put_u32(w, c, k, USED);
     }
     snprintf(k, sizeof k, "%s.attention.layer_norm_rms_epsilon", arch);
     if (wanted(c, k) && (!c->key || strcmp(c->key, k) != 0))
@@ -109,16 +123,25 @@ static void put_tensors(lt__gguf_writer *w, const change *c)
         {"attn_norm.weight", EMBD, 0}, {"attn_q.weight", q, EMBD},    {"attn_k.weight", kv, EMBD},
         {"attn_v.weight", kv, EMBD},   {"attn_output.weight", EMBD, q}, {"ffn_norm.weight", EMBD, 0},
         {"ffn_gate.weight", FF, EMBD}, {"ffn_up.weight", FF, EMBD},   {"ffn_down.weight", EMBD, FF},
-    };
+    }, experts[] = {{"ffn_gate_exps.weight", FF, EMBD}, {"ffn_up_exps.weight", FF, EMBD}, {"ffn_down_exps.weight", EMBD, FF}};
+    size_t n_rows = sizeof rows / sizeof *rows - (c->experts ? 3 : 0);
     n_put = 0;
     put_tensor(w, c, "token_embd.weight", VOCAB, EMBD);
     put_tensor(w, c, "output_norm.weight", EMBD, 0);
     put_tensor(w, c, "output.weight", VOCAB, EMBD);
     for (int l = 0; l < LAYERS; l++)
-        for (size_t r = 0; r < sizeof rows / sizeof *rows; r++) {
+        for (size_t r = 0; r < n_rows; r++) {
             snprintf(b, sizeof b, "blk.%d.%s", l, rows[r].name);
             put_tensor(w, c, b, rows[r].d0, rows[r].d1);
         }
+    for (int l = 0; c->experts && l < LAYERS; l++) {
+        snprintf(b, sizeof b, "blk.%d.ffn_gate_inp.weight", l);
+        put_tensor(w, c, b, EXPERTS, EMBD);
+        for (size_t r = 0; r < 3; r++) {
+            snprintf(b, sizeof b, "blk.%d.%s", l, experts[r].name);
+            put_matrices(w, c, b, EXPERTS, experts[r].d0, experts[r].d1);
+        }
+    }
     for (int l = 0; c->embd_norms && l < 2 * LAYERS; l++) {
         snprintf(b, sizeof b, "blk.%d.%s.weight", l / 2, l % 2 ? "post_ffw_norm" : "post_attention_norm");
         put_tensor(w, c, b, EMBD, 0);
@@ -147,16 +170,18 @@ static void write_model(const change *c)
 {
     lt__gguf_writer *w;
     lt_err err;
-    static float numbers[FF * EMBD];
-    for (size_t i = 0; i < FF * EMBD; i++)
+    static float numbers[EXPERTS * FF * EMBD];
+    for (size_t i = 0; i < EXPERTS * FF * EMBD; i++)
         numbers[i] = 1;
     assert_int_equal(lt__gguf_writer_create(ctx, path, 32, &w, &err), LT_OK);
     put_keys(w, c, c->arch ? c->arch : "llama");
     put_tensors(w, c);
     for (size_t i = 0; i < n_put; i++) {
         uint64_t row;
-        assert_true(lt_dtype_row_bytes(put[i].t, put[i].ndim == 2 ? put[i].dim[1] : put[i].dim[0], &row));
-        uint64_t bytes = row * (put[i].ndim == 2 ? put[i].dim[0] : 1);
+        assert_true(lt_dtype_row_bytes(put[i].t, put[i].dim[put[i].ndim - 1], &row));
+        uint64_t bytes = row;
+        for (uint32_t d = 0; d + 1 < put[i].ndim; d++)
+            bytes *= put[i].dim[d];
         assert_true(bytes <= sizeof numbers);
         if (lt__gguf_write(w, numbers, bytes, &err) != LT_OK)
             fail_msg("%s", err.text);
@@ -293,6 +318,77 @@ static void gemma2_has_caps(void **state)
     }
 }
 
+/* A matrix of each expert is one weight of three dimensions; its launches are in the graph. */
+static void experts_open(void **state)
+{
+    (void)state;
+    lt_model *m = open_good(&(change){.experts = true, .tensor = "blk.1.ffn_down_exps.weight", .dtype = LT_DTYPE_Q4_K});
+    assert_int_equal(m->info.experts, EXPERTS);
+    assert_int_equal(m->info.experts_used, USED);
+    assert_int_equal(m->hp.expert_ff, FF);
+    uint64_t layer = 2 * EMBD + 2 * EMBD * HEADS * HEAD_DIM + 2 * EMBD * KV_HEADS * HEAD_DIM + EXPERTS * (EMBD + 3 * EMBD * FF);
+    assert_int_equal(m->info.params, 2 * VOCAB * EMBD + EMBD + LAYERS * layer);
+    const lt_weight *w = &m->weights[lt__model_find(m, 1, "ffn_down_exps.weight")];
+    const uint64_t dim[3] = {EXPERTS, EMBD, FF};
+    assert_int_equal(w->ndim, 3);
+    assert_memory_equal(w->dim, dim, sizeof dim);
+    assert_int_equal(w->bytes, EXPERTS * EMBD * (FF / 256) * 144);
+    assert_int_equal(lt__model_find(m, 1, "ffn_down.weight"), UINT32_MAX);
+
+    lt_graph g;
+    lt_kv_group groups[2];
+    uint32_t n_groups, products = 0, quantised = 0;
+    uint64_t area;
+    assert_int_equal(lt__model_build(m, &(lt_kv_desc){.dtype = LT_DTYPE_F16}, &g, groups, &n_groups, NULL), LT_OK);
+    for (size_t i = 0; i < g.n_nodes; i++) {
+        const lt_node *n = &g.nodes[i];
+        products += n->op == LT_OP_EXPERT_LINEAR;
+        quantised += n->op == LT_OP_QUANTIZE && g.tensors[n->dst].ndim == 3;
+        if (n->op == LT_OP_TOP_K)
+            assert_int_equal(n->params.TOP_K.k, USED);
+        if (n->op == LT_OP_TOP_SHARE)
+            assert_false(n->params.TOP_SHARE.all);
+    }
+    assert_int_equal(products, 3 * LAYERS);
+    assert_int_equal(quantised, 1);
+    assert_int_equal(lt__graph_layout(&g, 7, 1, 64, &area, NULL), LT_OK);
+    lt__graph_deinit(&g);
+    lt_model_close(m);
+
+    m = open_good(&(change){.key = "llama.expert_count", .kind = K_U32, .u = 0}); /* says that it is dense */
+    assert_int_equal(m->info.experts, 0);
+    lt_model_close(m);
+    m = open_good(&(change){.experts = true, .key = "llama.expert_gating_func", .kind = K_U32, .u = 1});
+    lt_model_close(m);
+}
+
+static void wrong_experts_are_named(void **state)
+{
+    (void)state;
+    static const struct { change c; lt_status s; const char *words; } bad[] = {
+        {{.arch = "qwen2", .key = "qwen2.expert_count", .kind = K_U32, .u = 8}, LT_E_UNSUPPORTED, "a mixture of experts is not supported for qwen2"},
+        {{.key = "llama.expert_count", .kind = K_U32, .u = 8}, LT_E_FORMAT, "'llama.expert_used_count' is 0; expected 1 to expert_count, which is 8"},
+        {{.experts = true, .key = "llama.expert_used_count", .kind = K_U32, .u = 5}, LT_E_FORMAT, "'llama.expert_used_count' is 5; expected 1 to expert_count, which is 4"},
+        {{.experts = true, .key = "llama.expert_count", .kind = K_U32, .u = 5000}, LT_E_FORMAT, "'llama.expert_count' is 5000; expected an integer from 0 to 4096"},
+        {{.experts = true, .key = "llama.expert_count", .kind = K_U32, .u = 8}, LT_E_FORMAT,
+         "'blk.0.ffn_gate_inp.weight' is [4, 256]; expected [8, 256], which is experts by embd"},
+        {{.experts = true, .drop = "blk.1.ffn_up_exps.weight"}, LT_E_FORMAT, "'blk.1.ffn_up_exps.weight' is missing; llama needs it as experts by expert_ff by embd"},
+        {{.experts = true, .tensor = "blk.0.ffn_up_exps.weight", .mats = 3}, LT_E_FORMAT,
+         "'blk.0.ffn_up_exps.weight' is [3, 512, 256]; expected [4, 512, 256], which is experts by expert_ff by embd"},
+        {{.experts = true, .tensor = "blk.0.attn_q.weight", .mats = 2}, LT_E_FORMAT, "'blk.0.attn_q.weight' is [2, 256, 256]; expected [256, 256]"},
+        {{.experts = true, .extra = {"blk.0.ffn_down.weight"}}, LT_E_UNSUPPORTED, "'blk.0.ffn_down.weight' would change the result"},
+        {{.extra = {"blk.0.ffn_gate_inp.weight"}}, LT_E_UNSUPPORTED, "'blk.0.ffn_gate_inp.weight' would change the result"},
+        {{.experts = true, .extra = {"blk.1.ffn_up_shexp.weight"}}, LT_E_UNSUPPORTED, "'blk.1.ffn_up_shexp.weight' would change the result"},
+        {{.experts = true, .key = "llama.expert_shared_count", .kind = K_U32, .u = 1}, LT_E_UNSUPPORTED, "an expert of every token is not supported"},
+        {{.experts = true, .key = "llama.expert_gating_func", .kind = K_U32, .u = 2}, LT_E_UNSUPPORTED, "'llama.expert_gating_func' is 2, expected 1 or none"},
+        {{.experts = true, .key = "llama.expert_weights_scale", .kind = K_F32, .f = 2.5f}, LT_E_UNSUPPORTED, "is 2.5, expected 1 or none: scaled shares"},
+        {{.arch = "qwen3moe", .experts = true}, LT_E_FORMAT, "'qwen3moe.expert_feed_forward_length' is missing"},
+        {{.arch = "gpt-oss", .experts = true, .drop = "gpt-oss.expert_count"}, LT_E_FORMAT, "'gpt-oss.expert_count' is missing; expected an integer from 1"},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        open_bad(&bad[i].c, bad[i].s, bad[i].words);
+}
+
 static void equal_arrays_are_one_value(void **state)
 {
     (void)state;
@@ -308,7 +404,7 @@ static void wrong_keys_are_named(void **state)
     (void)state;
     static const struct { change c; lt_status s; const char *words; } bad[] = {
         {{.drop = "general.architecture"}, LT_E_FORMAT, "general.architecture"},
-        {{.arch = "mamba"}, LT_E_UNSUPPORTED, "'mamba' is not supported; supported: llama, qwen2, qwen3, gemma2, gemma3, phi3"},
+        {{.arch = "mamba"}, LT_E_UNSUPPORTED, "'mamba' is not supported; supported: llama, qwen2, qwen3, qwen3moe, gemma2, gemma3, phi3, gpt-oss"},
         {{.drop = "llama.block_count"}, LT_E_FORMAT, "'llama.block_count' is missing; expected an integer from 1 to 4096"},
         {{.drop = "llama.attention.layer_norm_rms_epsilon"}, LT_E_FORMAT, "epsilon' is missing"},
         {{.key = "llama.block_count", .kind = K_U32, .u = 0}, LT_E_FORMAT, "'llama.block_count' is 0"},
@@ -327,7 +423,6 @@ static void wrong_keys_are_named(void **state)
         {{.key = "llama.rope.freq_base", .kind = K_F32, .f = 0}, LT_E_FORMAT, "rope.freq_base' is 0"},
         {{.key = "llama.rope.scaling.type", .kind = K_STR, .s = "dynamic"}, LT_E_UNSUPPORTED, "'dynamic', which is not supported"},
         {{.key = "llama.rope.scaling.type", .kind = K_STR, .s = "linear"}, LT_E_FORMAT, "'linear' with factor 0"},
-        {{.key = "llama.expert_count", .kind = K_U32, .u = 8}, LT_E_UNSUPPORTED, "a mixture of experts is not supported"},
         {{.key = "llama.final_logit_softcapping", .kind = K_F32, .f = 30}, LT_E_UNSUPPORTED, "capped logits"},
         {{.arch = "gemma3", .key = "gemma3.attn_logit_softcapping", .kind = K_F32, .f = 50}, LT_E_UNSUPPORTED, "capped attention scores"},
         {{.arch = "gemma2", .key = "gemma2.attn_logit_softcapping", .kind = K_F32, .f = -50}, LT_E_FORMAT, "'gemma2.attn_logit_softcapping' is -50"},
@@ -363,9 +458,10 @@ static void wrong_tensors_are_named(void **state)
 static void expressions(void **state)
 {
     (void)state;
-    lt_hparams hp = {.layers = 3, .embd = 8, .heads = 4, .kv_heads = 2, .head_dim = 6, .ff = 32, .vocab = 100};
+    lt_hparams hp = {.layers = 3, .embd = 8, .heads = 4, .kv_heads = 2, .head_dim = 6, .ff = 32, .vocab = 100, .experts = 5, .expert_ff = 7};
     static const struct { const char *text; bool ok; uint64_t v; } e[] = {
         {"embd", true, 8},           {"heads*head_dim+2*kv_heads*head_dim", true, 48}, {"2*ff", true, 64},
+        {"experts*expert_ff", true, 35},
         {"head_dim/2", true, 3},     {"head_dim/4", false, 0},   {"head", false, 0},    {"", false, 0},
         {"embd+", false, 0},         {"embd-1", false, 0},       {"2x", false, 0},      {"embd/0", false, 0},
         {"18446744073709551615+1", false, 0}, {"99999999999999999999", false, 0},        {"9223372036854775808*2", false, 0},
@@ -416,6 +512,19 @@ static void rope_scalings(void **state)
     r->beta_slow = 1;
     lt__model_rope(&m, 0, 50, pos, 2, a); /* the first pair turns many times within 50: kept */
     assert_float_equal(a[2], cos(3.0), 1e-7);
+    /* A ramp from 1 to 2 of a second pair, or as far as its ends are from those. */
+    float both[2][8];
+    *r = (lt_rope_set){.base = 100, .rotated = 6, .scaling = LT_ROPE_SCALE_YARN, .factor = 4, .magnitude = 1, .original_context = 50, .beta_fast = 3, .beta_slow = 1};
+    const double two_pi = 6.283185307179586, low = 3 * log(50 / (3 * two_pi)) / log(100), high = 3 * log(50 / two_pi) / log(100);
+    for (int exact = 0; exact < 2; exact++) {
+        float out[12];
+        const double from = exact ? low : floor(low), to = exact ? high : ceil(high), keep = 1 - (1 - from) / (to - from), f = pow(100, -2.0 / 6);
+        r->ramp_exact = exact;
+        lt__model_rope(&m, 0, 50, pos, 2, out);
+        assert_float_equal(out[6 + 3], sin(3 * (f * keep + f / 4 * (1 - keep))), 1e-6);
+        memcpy(both[exact], out, sizeof both[exact]);
+    }
+    assert_true(low > 0 && high < 2 && low != floor(low));
 }
 
 /* Layers share pages as their windows say; no two caches of a group overlap, none leaves its page. */
@@ -559,6 +668,8 @@ int main(void)
         cmocka_unit_test(text_23_unknown_extra_tensors_are_skipped_with_a_list),
         cmocka_unit_test(a_known_part_without_a_place_is_refused),
         cmocka_unit_test(gemma2_has_caps),
+        cmocka_unit_test(experts_open),
+        cmocka_unit_test(wrong_experts_are_named),
         cmocka_unit_test(equal_arrays_are_one_value),
         cmocka_unit_test(wrong_keys_are_named),
         cmocka_unit_test(wrong_tensors_are_named),

@@ -133,6 +133,7 @@ static void a_folder_is_refused_by_name(void **state)
     static const struct { const char *file, *text, *want; lt_status s; } bad[] = {
         {"bad/config.json", "{}", "model_type is missing", LT_E_FORMAT},
         {"bad/config.json", "{\"model_type\":\"bert\"}", "model_type bert is not supported", LT_E_UNSUPPORTED},
+        {"bad/config.json", "{\"model_type\":\"gpt_oss\"}", "model_type gpt_oss, a mixture of experts, is supported from a GGUF", LT_E_UNSUPPORTED},
         {"bad/config.json", "{\"model_type\":\"llama\",\"model_type\":\"llama\"}", "duplicate", LT_E_FORMAT},
         {"bad/config.json", "{\"model_type\":\"llama\",\"hidden_size\":\"8\"}", "hidden_size is not a number", LT_E_FORMAT},
         {"bad/config.json", "{\"model_type\":\"llama\",\"hidden_size\":-8}", "hidden_size is -8", LT_E_FORMAT},
