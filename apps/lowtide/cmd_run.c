@@ -148,7 +148,8 @@ static lt_status generate(run *r)
     const char *rest = lt_detok_flush(r->detok, &bytes);
     lt_status t = add_text(r, rest, bytes);
     if (r->hidden && r->text_len == text0 && s == LT_OK && !v[OPT_quiet].set)
-        fprintf(stderr, "(no answer: %" PRIu64 " tokens of thoughts, then %s; --tokens gives it more)\n", r->hidden, r->ended);
+        fprintf(stderr, "(no answer, only %" PRIu64 " tokens of thoughts%s)\n", r->hidden,
+                strcmp(r->ended, "length") == 0 ? "; --tokens gives it more" : "");
     return s == LT_OK ? t : s;
 }
 

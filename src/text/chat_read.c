@@ -32,7 +32,7 @@ static bool is_final(const lt_chat_reader *r)
 
 lt_chat_part lt_chat_read(lt_chat_reader *r, lt_chat_template t, const lt_tokenizer *tk, int32_t id)
 {
-    if (t != LT_CHAT_HARMONY)
+    if (t != LT_CHAT_HARMONY || lt_tokenizer_find(tk, "<|message|>") < 0) /* a model of another family has no channels */
         return LT_CHAT_SHOWN;
     if (is_piece(tk, id, "<|start|>")) {
         r->state = HEADER;

@@ -129,6 +129,13 @@ static void harmony_answers(void **state)
     assert_true(lt_tokenizer_ends(tk, lt_tokenizer_find(tk, "<|call|>")));
     lt_tokenizer_destroy(tk);
     toy_free(v);
+
+    v = toy_bpe("gpt-4o"); /* of another family, with harmony asked for */
+    toy_add(v, "<|end|>", 3, 0);
+    assert_int_equal(lt__tokenizer_build(ctx, &v->d, &tk, &err), LT_OK);
+    assert_string_equal(shown(LT_CHAT_HARMONY, tk, "x y <|end|>"), "xy.");
+    lt_tokenizer_destroy(tk);
+    toy_free(v);
 }
 
 static void misplaced_roles_are_refused(void **state)
