@@ -351,9 +351,10 @@ static void add_attention(rows *rs, const options *o, uint64_t l)
         add_vector(rs, o, in_layer(b, l, "attn_k.bias"), kv, FILL_BIAS);
         add_vector(rs, o, in_layer(b, l, "attn_v.bias"), kv, FILL_BIAS);
     }
-    if (is_arch(o, "gemma3") || is_arch(o, "qwen3") || is_arch(o, "qwen3moe")) {
-        add_vector(rs, o, in_layer(b, l, "attn_q_norm.weight"), o->head_dim, FILL_NORM);
-        add_vector(rs, o, in_layer(b, l, "attn_k_norm.weight"), o->head_dim, FILL_NORM);
+    bool each = is_arch(o, "gemma3") || is_arch(o, "qwen3") || is_arch(o, "qwen3moe");
+    if (each || is_arch(o, "olmoe")) {
+        add_vector(rs, o, in_layer(b, l, "attn_q_norm.weight"), each ? o->head_dim : q, FILL_NORM);
+        add_vector(rs, o, in_layer(b, l, "attn_k_norm.weight"), each ? o->head_dim : kv, FILL_NORM);
     }
     /* What joins the residual is smaller, so that it stays in range over any number of layers. */
     add_row(rs, o, in_layer(b, l, "attn_output.weight"), o->embd, q)->std *= 1 / sqrt(2.0 * (double)o->layers);
@@ -518,6 +519,8 @@ static void put_vocab(lt__gguf_writer *w, const options *o)
 
 /* ---- keys ---- */
 
+static bool of_ff(const options *o) { return is_arch(o, "llama") || is_arch(o, "olmoe"); } /* its experts have --ff rows */
+
 static void put_keys(lt__gguf_writer *w, const options *o)
 {
     char k[96];
@@ -542,7 +545,7 @@ static void put_keys(lt__gguf_writer *w, const options *o)
     if (o->experts) {
         lt__gguf_put_u32(w, KEY("expert_count"), (uint32_t)o->experts);
         lt__gguf_put_u32(w, KEY("expert_used_count"), (uint32_t)o->experts_used);
-        if (!is_arch(o, "llama")) lt__gguf_put_u32(w, KEY("expert_feed_forward_length"), (uint32_t)o->expert_ff);
+        if (!of_ff(o)) lt__gguf_put_u32(w, KEY("expert_feed_forward_length"), (uint32_t)o->expert_ff);
     }
     if (is_arch(o, "gpt-oss")) { /* trained at a 32nd of its context */
         lt__gguf_put_str(w, KEY("rope.scaling.type"), "yarn");
@@ -562,11 +565,11 @@ static void put_keys(lt__gguf_writer *w, const options *o)
 
 static const char usage[] =
     "usage: mkmodel [options] -o FILE\n"
-    "  --arch llama|qwen2|qwen3|qwen3moe|gemma2|gemma3|phi3|gpt-oss   (llama)\n"
+    "  --arch llama|qwen2|qwen3|qwen3moe|gemma2|gemma3|phi3|gpt-oss|olmoe   (llama)\n"
     "  --preset tiny|1b|4g|7b|13b|20b         (tiny) sizes; each of the next overrides one\n"
     "  --preset gpt-oss-20b|qwen3-30b-a3b     sizes, architecture and types of those\n"
     "  --layers N --embd N --ff N --heads N --kv-heads N --head-dim N --vocab N --ctx N --window N\n"
-    "  --experts N --experts-used N --expert-ff N   (qwen3moe, gpt-oss: 16, 4, 256; llama: none, and those of --ff)\n"
+    "  --experts N --experts-used N --expert-ff N   (qwen3moe, gpt-oss: 16, 4, 256; olmoe: 16, 4, --ff; llama: 0, 2, --ff)\n"
     "  --type DTYPE          of all matrices (Q4_K); norms and biases are F32\n"
     "  --type-of REGEX=DTYPE of the tensors whose name matches; the last match counts\n"
     "  --tokenizer bpe|spm --pre NAME\n"
@@ -685,23 +688,23 @@ static void parse(options *o, int argc, char **argv)
 
 static void check_experts(options *o)
 {
-    bool always = is_arch(o, "qwen3moe") || is_arch(o, "gpt-oss"), llama = is_arch(o, "llama");
+    bool always = is_arch(o, "qwen3moe") || is_arch(o, "gpt-oss") || is_arch(o, "olmoe"), llama = is_arch(o, "llama");
     if (always && !o->experts) o->experts = 16;
     if (!o->experts) return;
     if (!always && !llama) die("--experts %" PRIu64 ": %s has none", o->experts, o->arch);
     if (!o->experts_used) o->experts_used = llama ? 2 : 4;
-    if (llama && o->expert_ff && o->expert_ff != o->ff) die("--expert-ff %" PRIu64 ": llama's experts are of --ff, %" PRIu64, o->expert_ff, o->ff);
-    if (!o->expert_ff) o->expert_ff = llama ? o->ff : 256;
+    if (of_ff(o) && o->expert_ff && o->expert_ff != o->ff) die("--expert-ff %" PRIu64 ": experts of %s are of --ff, %" PRIu64, o->expert_ff, o->arch, o->ff);
+    if (!o->expert_ff) o->expert_ff = of_ff(o) ? o->ff : 256;
     if (o->experts_used > o->experts) die("--experts-used %" PRIu64 " of --experts %" PRIu64, o->experts_used, o->experts);
 }
 
 static void check(options *o)
 {
-    static const char *const archs[] = {"llama", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3", "phi3", "gpt-oss"};
+    static const char *const archs[] = {"llama", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3", "phi3", "gpt-oss", "olmoe"};
     const size_t n = sizeof archs / sizeof *archs;
     size_t i = 0;
     while (i < n && strcmp(archs[i], o->arch) != 0) i++;
-    if (i == n) die("--arch %s: llama, qwen2, qwen3, qwen3moe, gemma2, gemma3, phi3 or gpt-oss was expected", o->arch);
+    if (i == n) die("--arch %s: llama, qwen2, qwen3, qwen3moe, gemma2, gemma3, phi3, gpt-oss or olmoe was expected", o->arch);
     check_experts(o);
     if (!o->out) die("-o FILE is missing");
     if (!o->layers || !o->embd || !o->ff || !o->heads || !o->kv_heads || !o->head_dim || !o->vocab || !o->ctx || !o->window)

@@ -350,7 +350,7 @@ static lt_status choose_family(lt__hf *h, const family **out)
             return LT_OK;
         }
     /* Their experts lie in a tensor each, or two to a matrix in blocks of another layout. */
-    static const char *const mixtures[] = {"mixtral", "qwen3_moe", "gpt_oss"};
+    static const char *const mixtures[] = {"mixtral", "qwen3_moe", "gpt_oss", "olmoe"};
     for (size_t i = 0; i < sizeof mixtures / sizeof *mixtures; i++)
         if (strcmp(mixtures[i], type) == 0)
             return lt__fail(h->err, LT_E_UNSUPPORTED, "%s/config.json: model_type %s, a mixture of experts, is supported from a GGUF file only",

@@ -40,6 +40,7 @@ typedef struct lt_weight {
     uint32_t ndim;
     uint64_t bytes;             /* in device memory */
     bool     converted;         /* read through f32 conversion (norms, biases), with info->add */
+    bool     whole;             /* norms, sinks and biases, those of experts too: no launch takes a slice of it */
     bool     on_host;           /* never on the device: the embedding rows (also when tied: then it is listed twice) */
 } lt_weight;
 
@@ -92,7 +93,7 @@ struct lt_arch {
     lt_build_fn *build;
 };
 extern const lt_arch lt__arch_llama, lt__arch_qwen2, lt__arch_qwen3, lt__arch_qwen3moe, lt__arch_gemma2, lt__arch_gemma3, lt__arch_phi3,
-    lt__arch_gpt_oss;
+    lt__arch_gpt_oss, lt__arch_olmoe;
 
 /* The graph, its KV groups. Initialises g; on failure g is empty again. The caller deinits it. */
 LT_NODISCARD lt_status lt__model_build(const struct lt_model *m, const lt_kv_desc *kv, lt_graph *g, lt_kv_group groups[2], uint32_t *n_groups, lt_err *err);

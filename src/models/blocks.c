@@ -182,12 +182,15 @@ lt_tid lt__block_self_attention(lt__blocks *b)
 {
     const lt_hparams *hp = &b->m->hp;
     lt__act x = lt__block_norm(b, b->h, "attn_norm");
-    lt_tid q = lt__block_heads(b, lt__block_linear(b, &x, "attn_q"), 0, hp->heads);
-    lt_tid k = lt__block_heads(b, lt__block_linear(b, &x, "attn_k"), 0, hp->kv_heads);
+    lt_tid rows_q = lt__block_linear(b, &x, "attn_q"), rows_k = lt__block_linear(b, &x, "attn_k");
+    lt_tid q = lt__block_heads(b, rows_q, 0, hp->heads);
+    lt_tid k = lt__block_heads(b, rows_k, 0, hp->kv_heads);
     lt_tid v = lt__block_heads(b, lt__block_linear(b, &x, "attn_v"), 0, hp->kv_heads);
-    if (lt__model_find(b->m, b->g->layer, "attn_q_norm.weight") != UINT32_MAX) {
-        lt__block_norm_inplace(b, q, "attn_q_norm");
-        lt__block_norm_inplace(b, k, "attn_k_norm");
+    uint32_t norm = lt__model_find(b->m, b->g->layer, "attn_q_norm.weight");
+    if (norm != UINT32_MAX) {
+        bool each = b->m->weights[norm].dim[0] == hp->head_dim; /* head; else over all at once */
+        lt__block_norm_inplace(b, each ? q : rows_q, "attn_q_norm");
+        lt__block_norm_inplace(b, each ? k : rows_k, "attn_k_norm");
     }
     lt__act o = lt__block_attention(b, q, k, v);
     return lt__block_linear(b, &o, "attn_output");

@@ -5,7 +5,8 @@
 #include <string.h>
 
 static const lt_arch *const archs[] = {&lt__arch_llama, &lt__arch_qwen2, &lt__arch_qwen3, &lt__arch_qwen3moe,
-                                       &lt__arch_gemma2, &lt__arch_gemma3, &lt__arch_phi3, &lt__arch_gpt_oss};
+                                       &lt__arch_gemma2, &lt__arch_gemma3, &lt__arch_phi3, &lt__arch_gpt_oss,
+                                       &lt__arch_olmoe};
 #define N_ARCHS (sizeof archs / sizeof *archs)
 
 const char *lt_model_arch_at(uint32_t i, const char **text)
@@ -182,6 +183,7 @@ static lt_status check_type(const struct lt_model *m, const lt_tensor_row *row, 
     w->converted = (row->flags & LT_ROW_F32) && (t->dtype != LT_DTYPE_F32 || t->add != 0.0f);
     w->dtype = row->flags & LT_ROW_F32 ? LT_DTYPE_F32 : t->dtype;
     w->on_host = row->flags & LT_ROW_HOST;
+    w->whole = vector;
     uint64_t stored, cols = w->dim[w->ndim - 1], rows = rows_of(w);
     if (!lt_dtype_row_bytes(t->dtype, cols, &stored) || !lt__mul_u64(stored, rows, &stored))
         return lt__fail(err, LT_E_FORMAT, "%s: tensor '%s' has rows of %llu elements; %s needs a multiple of %u",

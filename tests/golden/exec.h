@@ -19,6 +19,7 @@ typedef struct exec_opts {
     lt_cpu_isa isa;
     uint32_t   pass;    /* tokens a pass; 0: all at once */
     uint32_t   context; /* 0: as many as there are tokens */
+    uint32_t   slice;   /* experts a launch; 0: all at once */
     void (*edit)(lt_graph *g, void *user); /* plants a bug */
     void (*spoil)(const lt_weight *w, void *bytes); /* likewise, in each weight */
     void *user;
@@ -41,7 +42,9 @@ static bool exec_read(const lt_modelfile *f, const lt_tensor_info *t, uint64_t o
 
 static void *exec_load(const struct lt_model *m, const lt_weight *w)
 {
-    uint64_t n = w->dim[0] * (w->ndim == 2 ? w->dim[1] : 1);
+    uint64_t n = w->dim[0];
+    for (uint32_t i = 1; i < w->ndim; i++)
+        n *= w->dim[i];
     void *raw = malloc(w->info->bytes);
     if (!raw || !exec_read(m->file, w->info, 0, raw, w->info->bytes)) {
         free(raw);
@@ -69,6 +72,7 @@ typedef struct exec {
     float *embd; /* [vocab, embd] */
     lt_team *team;
     lt_cpu_isa isa;
+    uint32_t slice;
 } exec;
 
 static void exec_close(exec *e)
@@ -91,6 +95,7 @@ static lt_status exec_open(exec *e, const struct lt_model *m, uint32_t n, const 
     memset(e, 0, sizeof *e);
     e->m = m;
     e->isa = o->isa;
+    e->slice = o->slice;
     e->capacity = o->pass ? o->pass : n;
     e->context = o->context ? o->context : n;
     e->pages = (n + LT_KV_PAGE - 1) / LT_KV_PAGE;
@@ -178,25 +183,46 @@ static void exec_inputs(exec *e, const int32_t *ids, uint32_t first, uint32_t n)
     free(pos);
 }
 
+static lt_status exec_launch(exec *e, const lt_op_args *a, lt_err *err)
+{
+    lt_status s = lt_op_check(a, err);
+    if (s != LT_OK)
+        return s;
+    const lt_cpu_row *row = lt__cpu_find(e->isa, a);
+    if (!row)
+        return lt__fail(err, LT_E_UNSUPPORTED, "exec: no op runs %s", a->name);
+    size_t bytes = row->scratch ? row->scratch(a, 1) : 0;
+    void *scratch = aligned_alloc(64, lt__round_up(bytes + 64, 64));
+    s = row->run(a, e->team, scratch, bytes, err);
+    free(scratch);
+    return s;
+}
+
+static lt_status exec_node(exec *e, const lt_node *node, uint32_t n, lt_err *err)
+{
+    lt_op_args a = {.op = node->op, .n_src = node->n_src, .params = node->params, .name = node->name};
+    for (uint32_t k = 0; k < node->n_src; k++)
+        a.src[k] = exec_view(e, node->src[k], n);
+    a.dst = exec_view(e, node->dst, n);
+    if (node->op != LT_OP_EXPERT_LINEAR || !e->slice)
+        return exec_launch(e, &a, err);
+    int64_t experts = a.src[1].dim[0];
+    lt_status s = LT_OK;
+    for (int64_t first = 0; first < experts && s == LT_OK; first += e->slice) {
+        lt_op_args part = a;
+        part.params.EXPERT_LINEAR.first += (uint32_t)first;
+        part.src[1].addr += (lt_addr)(first * a.src[1].stride[0]);
+        part.src[1].dim[0] = experts - first < e->slice ? experts - first : e->slice;
+        s = exec_launch(e, &part, err);
+    }
+    return s;
+}
+
 static lt_status exec_pass(exec *e, const int32_t *ids, uint32_t first, uint32_t n, float *logits, lt_err *err)
 {
     exec_inputs(e, ids, first, n);
     for (size_t i = 0; i < e->g.n_nodes; i++) {
-        const lt_node *node = &e->g.nodes[i];
-        lt_op_args a = {.op = node->op, .n_src = node->n_src, .params = node->params, .name = node->name};
-        for (uint32_t k = 0; k < node->n_src; k++)
-            a.src[k] = exec_view(e, node->src[k], n);
-        a.dst = exec_view(e, node->dst, n);
-        lt_status s = lt_op_check(&a, err);
-        if (s != LT_OK)
-            return s;
-        const lt_cpu_row *row = lt__cpu_find(e->isa, &a);
-        if (!row)
-            return lt__fail(err, LT_E_UNSUPPORTED, "exec: no op runs %s", node->name);
-        size_t bytes = row->scratch ? row->scratch(&a, 1) : 0;
-        void *scratch = aligned_alloc(64, lt__round_up(bytes + 64, 64));
-        s = row->run(&a, e->team, scratch, bytes, err);
-        free(scratch);
+        lt_status s = exec_node(e, &e->g.nodes[i], n, err);
         if (s != LT_OK)
             return s;
     }

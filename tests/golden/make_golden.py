@@ -1,7 +1,7 @@
 """Makes logits.bin and logits.json: expected logits of small random models and of real ones.
 
     make_golden.py BUILD [--smollm2 FILE] [--gemma3 FILE]
-    make_golden.py BUILD --only ARCH     makes those of one architecture; the others stay as they are
+    make_golden.py BUILD --only REGEX    makes those whose name begins so; the others stay as they are
 
 Models are written by BUILD/tests/mkmodel; expected values come from reference.py. Where
 llama_cpp can be imported, its own error against the same reference is stored as peer_nmse.
@@ -14,13 +14,17 @@ Tolerances (normalised mean square error over all stored logits):
   real models        1.1 * peer_nmse.
 The error of a quantised product is noise that differs from token to token by a factor of ten, so
 many tokens and few columns are stored: the ratio of two such errors over 16 tokens of a tiny
-model, or 64 of a real one, scatters by 30 %, over these by 5 %. `bugs` holds the error of each planted bug in the reference; the test wants some model of each
+model, or 64 of a real one, scatters by 30 %, over these by 5 %.
+A token whose next expert scores almost as well as its last may get the other one by a rounding, and one such token hides
+all other error; so tokens are drawn until every one's experts lead by a margin, in every layer.
+`bugs` holds the error of each planted bug in the reference; the test wants some model of each
 architecture to be at least 10 tolerances away, for every bug.
 """
 import argparse
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -61,6 +65,7 @@ she pinned the chart to the wall of the workshop, between a calendar and the pri
 
 
 LAYERS = {"gemma2": ["--layers", "4"], "gemma3": ["--layers", "7"]}
+MARGIN, FLOAT_MARGIN = 0.05, 1e-3  # of router scores, whose deviation is about 1
 
 
 def basic(archs):
@@ -90,6 +95,28 @@ def specs():
     for dtype in "F32", "Q4_K":  # caps that change most scores and logits
         yield f"gemma2-caps-{dtype}", "gemma2", dtype, base + ["--type", dtype, "--attn-cap", "1", "--logit-cap", "3"], TOKENS, 0
     yield from basic(("gemma2",))
+    # Experts. Decoding a dtype is the same as above, so not all of them.
+    mixtral = ["--arch", "llama", "--preset", "tiny", "--vocab", "320", "--experts", "8"]
+    for dtype in "F32", "F16", "Q4_K", "Q8_0":
+        yield f"mixtral-{dtype}", "llama", dtype, mixtral + ["--type", dtype], TOKENS, 0
+    yield "mixtral-mixed", "llama", "mixed", mixtral + MIXED, TOKENS, 0
+    qwen = ["--arch", "qwen3moe", "--preset", "tiny", "--vocab", "320"]
+    for dtype in "F32", "BF16", "Q4_0", "Q4_K", "Q6_K", "Q8_0", "IQ4_XS", "MXFP4":
+        yield f"qwen3moe-{dtype}", "qwen3moe", dtype, qwen + ["--type", dtype], TOKENS, 0
+    yield "qwen3moe-mixed", "qwen3moe", "mixed", qwen + MIXED, TOKENS, 0
+    yield "qwen3moe-many", "qwen3moe", "F32", qwen + ["--type", "F32", "--experts", "64", "--experts-used", "8"], TOKENS, 0
+    yield "qwen3moe-far", "qwen3moe", "F32", qwen + ["--type", "F32"], 300, 300 - TOKENS
+    oss = ["--arch", "gpt-oss", "--preset", "tiny", "--vocab", "320", "--layers", "4", "--window", "128", "--ctx", "131072"]
+    for dtype in "F32", "F16", "Q4_K", "Q8_0", "MXFP4":
+        yield f"gpt-oss-{dtype}", "gpt-oss", dtype, oss + ["--type", dtype], TOKENS, 0
+    for dtype in "Q8_0", "F16":  # as published, and with all else in floats
+        yield f"gpt-oss-published-{dtype}", "gpt-oss", "mixed", oss + ["--type", dtype, "--type-of", "_exps.weight=MXFP4"], TOKENS, 0
+    yield "gpt-oss-far", "gpt-oss", "F32", oss + ["--type", "F32", "--window", "40"], 300, 300 - TOKENS
+    yield "gpt-oss-heads", "gpt-oss", "F32", oss + ["--type", "F32", "--embd", "320", "--heads", "8", "--kv-heads", "1", "--head-dim", "80"], TOKENS, 0
+    olmoe = ["--arch", "olmoe", "--preset", "tiny", "--vocab", "320", "--kv-heads", "4", "--ff", "256"]
+    for dtype in "F32", "Q4_K", "Q8_0":
+        yield f"olmoe-{dtype}", "olmoe", dtype, olmoe + ["--type", dtype], TOKENS, 0
+    yield "olmoe-mixed", "olmoe", "mixed", olmoe + MIXED, TOKENS, 0
 
 
 def peer_logits(path, ids):
@@ -101,6 +128,27 @@ def peer_logits(path, ids):
     m = llama_cpp.Llama(path, n_ctx=size, n_batch=size, logits_all=True, verbose=False, n_threads=2)
     m.eval([int(i) for i in ids])
     return np.array(m.scores[:len(ids)], dtype=np.float64)
+
+
+def clear_ids(path, seed, n, least):
+    """Tokens whose experts all lead by `least`; drawn anew one by one where they do not."""
+    rng = np.random.default_rng(seed)
+    ids = rng.integers(0, 320, n).astype(np.int32)
+    for _ in range(400):
+        close = reference.forward(path, ids, columns=[0], margin=True)[1] < least
+        if not np.any(close):
+            return ids
+        ids[close] = rng.integers(0, 320, int(np.sum(close)))
+    raise SystemExit(f"{path}: no tokens found whose experts are clear")
+
+
+def peer_error(path, ids, columns, first, arch):
+    """Of gpt-oss against what the peer means to compute: it rounds the ends of YaRN's ramp, which the model's own code does not."""
+    got = peer_logits(path, ids)
+    if got is None:
+        return None
+    want = reference.forward(path, ids, columns=columns, bug="ramp_rounded" if arch == "gpt-oss" else None)
+    return reference.nmse(got[first:, columns], want[first:])
 
 
 def tolerance_of(dtype, peer):
@@ -131,19 +179,20 @@ class Store:
 def tiny(build, store, tmp, only):
     out = []
     for seed, (name, arch, dtype, args, n, first) in enumerate(specs(), start=100):
-        if only and arch != only:
+        if only and not re.match(only, name):
             continue
         path = os.path.join(tmp, "model.gguf")
         args = args + ["--seed", str(seed)]
         subprocess.run([os.path.join(build, "tests", "mkmodel"), *args, "-o", path], check=True)
-        ids = np.random.default_rng(seed).integers(0, 320, n).astype(np.int32)
+        ids = clear_ids(path, seed, n, FLOAT_MARGIN if dtype in FLOATS else MARGIN)
         columns = np.sort(np.random.default_rng(seed + 1000).choice(320, COLUMNS, replace=False))
         want = reference.forward(path, ids, columns=columns)[first:]
-        peer = peer_logits(path, ids)
         # The peer takes a magnitude of 1 where phi3's key is absent; the model's own code computes it.
-        peer = None if peer is None or name.startswith("phi3-factors") else reference.nmse(peer[first:, columns], want)
-        bugs = {}
-        for bug in reference.BUGS:
+        peer = None if name.startswith("phi3-factors") else peer_error(path, ids, columns, first, arch)
+        bugs, known = {}, reference.BUGS
+        if "expert" in " ".join(args) or arch in ("qwen3moe", "gpt-oss", "olmoe"):
+            known += reference.EXPERT_BUGS + (reference.OSS_BUGS if arch == "gpt-oss" else ())
+        for bug in known:
             if dtype in BUGGY and (bug != "q4_k_minimum" or dtype == "Q4_K"):
                 bugs[bug] = reference.nmse(reference.forward(path, ids, bug=bug, columns=columns)[first:], want)
         out.append({"name": name, "arch": arch, "dtype": dtype, "args": args, "sha256": sha256(path),
@@ -168,12 +217,12 @@ def real(label, path, store):
 
 
 def keep(store, manifest, but):
-    """What is there already, without one architecture."""
+    """What is there already, but those made anew."""
     with open(os.path.join(HERE, "logits.json")) as f:
         old = json.load(f)
     with open(os.path.join(HERE, "logits.bin"), "rb") as f:
         data = f.read()
-    manifest["models"] = [m for m in old["models"] if m["arch"] != but]
+    manifest["models"] = [m for m in old["models"] if not re.match(but, m["name"])]
     manifest["real"] = old["real"]
     for m in manifest["models"] + manifest["real"]:
         count = (len(m["tokens"]) - m["first"]) * len(m["columns"])

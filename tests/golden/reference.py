@@ -11,6 +11,8 @@ from gguf import GGMLQuantizationType, GGUFReader
 from gguf.quants import dequantize
 
 BUGS = ("rope_off_by_one", "norm_eps", "swap_gate_up", "q4_k_minimum")
+EXPERT_BUGS = ("next_expert", "shares_of_others")  # of models with experts; gpt-oss: and OSS_BUGS
+OSS_BUGS = ("no_clamp", "no_sinks", "ramp_rounded", "bias_of_next")
 
 
 def q4_k_wrong_minimum(raw):
@@ -34,6 +36,7 @@ class File:
         self.bug = bug
         self.arch = self.key("general.architecture")
         self.cache = {}
+        self.margin = math.inf  # of the choice of experts: the least lead of a chosen one, a token
 
     def key(self, name, default=None):
         field = self.reader.get_field(name)
@@ -86,11 +89,14 @@ def gelu_tanh(x):
     return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x ** 3)))
 
 
-def yarn_inverse_frequencies(inv, base, rotated, factor, trained, fast, slow):
+def yarn_inverse_frequencies(inv, base, rotated, factor, trained, fast, slow, rounded):
     """YaRN (Peng et al., 2023): high frequencies stay, low ones are interpolated, a ramp between."""
     def pair(turns):
         return rotated * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(base))
-    low, high = max(math.floor(pair(fast)), 0), min(math.ceil(pair(slow)), rotated - 1)
+    low, high = pair(fast), pair(slow)
+    if rounded:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rotated - 1)
     ramp = np.clip((np.arange(rotated // 2) - low) / max(high - low, 0.001), 0, 1)
     return inv * (1 - ramp) + inv / factor * ramp
 
@@ -106,7 +112,7 @@ def rope_angles(f, pos, rotated, base, context, scaled=True):
             inv = inv / factor
         elif kind == "yarn":
             inv = yarn_inverse_frequencies(inv, base, rotated, factor, trained, f.hp("rope.scaling.yarn_beta_fast", 32.0),
-                                           f.hp("rope.scaling.yarn_beta_slow", 1.0))
+                                           f.hp("rope.scaling.yarn_beta_slow", 1.0), f.arch != "gpt-oss" or f.bug == "ramp_rounded")
             magnitude = (1 + 0.1 * math.log(factor)) * f.hp("rope.scaling.attn_factor", 1.0)
         if f.has("rope_freqs.weight"):
             inv = inv / f.get("rope_freqs.weight")
@@ -139,8 +145,9 @@ def soft_cap(x, cap):
     return cap * np.tanh(x / cap) if cap else x
 
 
-def attention(q, k, v, scale, window, cap=0):
-    """q [T, H, D], k and v [T, Hkv, D]; token t sees the last `window` tokens up to itself."""
+def attention(q, k, v, scale, window, cap=0, sinks=None):
+    """q [T, H, D], k and v [T, Hkv, D]; token t sees the last `window` tokens up to itself, and where there are sinks [H] one
+    more key of that score, which says nothing."""
     n, heads, dim = q.shape
     group = heads // k.shape[1]
     t = np.arange(n)
@@ -151,8 +158,12 @@ def attention(q, k, v, scale, window, cap=0):
     for h in range(heads):
         s = soft_cap(q[:, h] @ k[:, h // group].T * scale, cap)
         s = np.where(seen, s, -np.inf)
-        p = np.exp(s - s.max(axis=1, keepdims=True))
-        out[:, h] = p / p.sum(axis=1, keepdims=True) @ v[:, h // group]
+        top = s.max(axis=1, keepdims=True)
+        if sinks is not None:
+            top = np.maximum(top, sinks[h])
+        p = np.exp(s - top)
+        total = p.sum(axis=1, keepdims=True) + (np.exp(sinks[h] - top) if sinks is not None else 0)
+        out[:, h] = p / total @ v[:, h // group]
     return out.reshape(n, heads * dim)
 
 
@@ -161,8 +172,47 @@ def linear(f, x, name):
     return y + f.get(name + ".bias") if f.has(name + ".bias") else y
 
 
-def forward(path, ids, bug=None, context=0, columns=None):
-    """Logits [T, vocab] in float64, or of the given columns of the head only."""
+def clamped_unit(gate, up, limit):
+    gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit)
+    return gate / (1 + np.exp(-1.702 * gate)) * (up + 1)
+
+
+def experts(f, x, name):
+    """The feed-forward unit of a model with experts, token by token; x [T, C]."""
+    count, used = f.hp("expert_count"), f.hp("expert_used_count")
+    scores = linear(f, x, name + "ffn_gate_inp")
+    order = np.argsort(-scores, axis=1, kind="stable")
+    lead = np.take_along_axis(scores, order[:, used - 1:used], 1) - np.take_along_axis(scores, order[:, used:used + 1], 1)
+    f.margin = np.minimum(f.margin, lead[:, 0] if used < count else math.inf)
+    ids = order[:, :used]
+    s = np.take_along_axis(scores, ids, 1)
+    e = np.exp(s - scores.max(axis=1, keepdims=True))
+    of_all = (f.arch == "olmoe") != (f.bug == "shares_of_others")
+    over = np.exp(scores - scores.max(axis=1, keepdims=True)) if of_all else e
+    shares = e / over.sum(axis=1, keepdims=True)
+    if f.bug == "next_expert":
+        ids = (ids + 1) % count
+
+    def product(part, x, e):
+        y = x @ f.get(f"{name}ffn_{part}_exps.weight")[e].T
+        if not f.has(f"{name}ffn_{part}_exps.bias"):
+            return y
+        return y + f.get(f"{name}ffn_{part}_exps.bias")[(e + 1) % count if f.bug == "bias_of_next" else e]
+
+    out = np.zeros_like(x)
+    for e in range(count):
+        t, k = np.nonzero(ids == e)
+        gate, up = product("gate", x[t], e), product("up", x[t], e)
+        if f.bug == "swap_gate_up":
+            gate, up = up, gate
+        act = clamped_unit(gate, up, math.inf if f.bug == "no_clamp" else 7) if f.arch == "gpt-oss" else silu(gate) * up
+        out[t] += shares[t, k][:, None] * product("down", act, e)
+    return out
+
+
+def forward(path, ids, bug=None, context=0, columns=None, margin=False):
+    """Logits [T, vocab] in float64, or of the given columns of the head only; with `margin` also by how much each token's
+    experts lead those that it leaves, at the least."""
     f = File(path, bug)
     arch = f.arch
     n = len(ids)
@@ -171,7 +221,7 @@ def forward(path, ids, bug=None, context=0, columns=None):
     dim = f.hp("attention.key_length", embd // heads)
     eps = f.hp("attention.layer_norm_rms_epsilon") * (100 if bug == "norm_eps" else 1)
     ff = f.hp("feed_forward_length")
-    window = f.hp("attention.sliding_window", 0) if arch in ("llama", "gemma2", "gemma3", "phi3") else 0
+    window = f.hp("attention.sliding_window", 0) if arch in ("llama", "gemma2", "gemma3", "phi3", "gpt-oss") else 0
     rotated = f.hp("rope.dimension_count", dim)
     gemma, gemma3 = arch in ("gemma2", "gemma3"), arch == "gemma3"
     attn_cap, logit_cap = (f.hp(f"{x}_logit_softcapping", 0) if arch == "gemma2" else 0 for x in ("attn", "final"))
@@ -186,24 +236,30 @@ def forward(path, ids, bug=None, context=0, columns=None):
         x = x * np.float64(np.float32(math.sqrt(embd)))
     for i in range(layers):
         name = f"blk.{i}."
-        is_global = not window or (gemma3 and i % 6 == 5) or (arch == "gemma2" and i % 2 == 1)
+        is_global = not window or (gemma3 and i % 6 == 5) or (arch in ("gemma2", "gpt-oss") and i % 2 == 1)
         y = rms_norm(x, f.get(name + "attn_norm.weight"), eps)
         if arch == "phi3":
             q, k, v = np.split(linear(f, y, name + "attn_qkv"), [heads * dim, (heads + kv_heads) * dim], axis=1)
         else:
             q, k, v = (linear(f, y, name + "attn_" + part) for part in "qkv")
+        if arch == "olmoe":  # over all heads at once
+            q, k = (rms_norm(a, f.get(f"{name}attn_{p}_norm.weight"), eps) for a, p in ((q, "q"), (k, "k")))
         q, k, v = q.reshape(n, heads, dim), k.reshape(n, kv_heads, dim), v.reshape(n, kv_heads, dim)
-        if arch in ("qwen3", "gemma3"):
+        if arch in ("qwen3", "qwen3moe", "gemma3"):
             q = rms_norm(q, f.get(name + "attn_q_norm.weight"), eps)
             k = rms_norm(k, f.get(name + "attn_k_norm.weight"), eps)
         angles = local if gemma3 and not is_global else whole
         q, k = rope(q, angles, arch == "llama"), rope(k, angles, arch == "llama")
-        y = linear(f, attention(q, k, v, scale, 0 if is_global else window, attn_cap), name + "attn_output")
+        sinks = f.get(name + "attn_sinks.weight") if arch == "gpt-oss" and bug != "no_sinks" else None
+        y = linear(f, attention(q, k, v, scale, 0 if is_global else window, attn_cap, sinks), name + "attn_output")
         if gemma:
             y = rms_norm(y, f.get(name + "post_attention_norm.weight"), eps)
         x = x + y
 
-        y = rms_norm(x, f.get(name + "ffn_norm.weight"), eps)
+        y = rms_norm(x, f.get(name + ("post_attention_norm" if arch == "gpt-oss" else "ffn_norm") + ".weight"), eps)
+        if f.hp("expert_count", 0):
+            x = x + experts(f, y, name)
+            continue
         if arch == "phi3":
             gate, up = np.split(linear(f, y, name + "ffn_up"), [ff], axis=1)
         else:
@@ -216,7 +272,8 @@ def forward(path, ids, bug=None, context=0, columns=None):
         x = x + y
     x = rms_norm(x, f.get("output_norm.weight"), eps)
     head = f.raw("output.weight" if f.has("output.weight") else "token_embd.weight")
-    return soft_cap(matmul(x, head if columns is None else head[columns]), logit_cap)
+    logits = soft_cap(matmul(x, head if columns is None else head[columns]), logit_cap)
+    return (logits, f.margin) if margin else logits
 
 
 def nmse(got, want):

@@ -383,6 +383,7 @@ static void wrong_experts_are_named(void **state)
         {{.experts = true, .key = "llama.expert_gating_func", .kind = K_U32, .u = 2}, LT_E_UNSUPPORTED, "'llama.expert_gating_func' is 2, expected 1 or none"},
         {{.experts = true, .key = "llama.expert_weights_scale", .kind = K_F32, .f = 2.5f}, LT_E_UNSUPPORTED, "is 2.5, expected 1 or none: scaled shares"},
         {{.arch = "qwen3moe", .experts = true}, LT_E_FORMAT, "'qwen3moe.expert_feed_forward_length' is missing"},
+        {{.arch = "olmoe", .experts = true}, LT_E_FORMAT, "'blk.0.attn_q_norm.weight' is missing; olmoe needs it as heads*head_dim"},
         {{.arch = "gpt-oss", .experts = true, .drop = "gpt-oss.expert_count"}, LT_E_FORMAT, "'gpt-oss.expert_count' is missing; expected an integer from 1"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
@@ -404,7 +405,7 @@ static void wrong_keys_are_named(void **state)
     (void)state;
     static const struct { change c; lt_status s; const char *words; } bad[] = {
         {{.drop = "general.architecture"}, LT_E_FORMAT, "general.architecture"},
-        {{.arch = "mamba"}, LT_E_UNSUPPORTED, "'mamba' is not supported; supported: llama, qwen2, qwen3, qwen3moe, gemma2, gemma3, phi3, gpt-oss"},
+        {{.arch = "mamba"}, LT_E_UNSUPPORTED, "'mamba' is not supported; supported: llama, qwen2, qwen3, qwen3moe, gemma2, gemma3, phi3, gpt-oss, olmoe"},
         {{.drop = "llama.block_count"}, LT_E_FORMAT, "'llama.block_count' is missing; expected an integer from 1 to 4096"},
         {{.drop = "llama.attention.layer_norm_rms_epsilon"}, LT_E_FORMAT, "epsilon' is missing"},
         {{.key = "llama.block_count", .kind = K_U32, .u = 0}, LT_E_FORMAT, "'llama.block_count' is 0"},
