@@ -114,6 +114,10 @@ expect(j["keys"]["general.architecture"] == "llama" and len(j["keys"]["tokenizer
 expect(any(t["name"] == "blk.0.attn_q.weight" and t["type"] == "Q4_K" and t["shape"] == [256, 256] for t in j["tensors"]), "inspect: tensors")
 t = lt("inspect", m, "--keys", "--tensors").stdout
 expect("llama.block_count" in t and "blk.2.ffn_down.weight" in t and "30 tensors" in t, "inspect: text")
+expect("experts" not in t, "inspect: experts of a dense model")
+e = path("experts.gguf")
+subprocess.run([mkmodel, "--arch", "gpt-oss", "--vocab", "320", "-o", e], check=True)
+expect("architecture gpt-oss, name synthetic, 16 experts, 4 of them a token's" in lt("inspect", e).stdout, "inspect: experts")
 j = json.loads(lt("bench", m, "--prompt-tokens", "8,16", "-n", 4, "--depth", "0,32", "-r", 2, "--json", "-q", "--report", rep).stdout)
 expect([(x["test"], x["tokens"], x["depth"]) for x in j["results"]] ==
        [("prefill", 8, 0), ("prefill", 16, 0), ("decode", 4, 0), ("prefill", 8, 32), ("prefill", 16, 32), ("decode", 4, 32)], f"bench: {j['results']}")
