@@ -38,12 +38,11 @@ LT_DEV uint32_t lt_brain_pair(float x, float y)
     return (uint32_t)__bfloat16_as_ushort(__float2bfloat16_rn(x)) | (uint32_t)__bfloat16_as_ushort(__float2bfloat16_rn(y)) << 16;
 }
 
-/* Activations to halves, one block a row, four elements a thread at a time: rows of a multiple of 8 elements, at multiples of
+/* A row of activations to halves by a block, four elements a thread at a time: rows of a multiple of 8 elements, at multiples of
  * 16 bytes. Of each image, so that one load brings all a product needs. */
-extern "C" __global__ void __launch_bounds__(256) gemm_halve(lt_cuda_halve a)
+LT_DEV void halve_row(const lt_cuda_halve &a, const float4 *x, uint32_t row)
 {
     __shared__ uint32_t most[8];
-    const float4 *x = lt_at<const float4>(a.x, blockIdx.x * a.x_stride);
     const int n = a.cols / 4;
     uint32_t m = 0;
     for (int i = (int)threadIdx.x; i < n && !a.brain; i += 256) {
@@ -64,8 +63,8 @@ extern "C" __global__ void __launch_bounds__(256) gemm_halve(lt_cuda_halve a)
     const int e = (int)(m >> 23), up = e == 0 || e == 255 ? 0 : min(max(141 - e, -126), 126);
     const float factor = __uint_as_float((uint32_t)(127 + up) << 23);
     if (threadIdx.x == 0)
-        *lt_at<float>(a.scale, 4 * (int64_t)blockIdx.x) = __uint_as_float((uint32_t)(127 - up) << 23);
-    uint2 *y = lt_at<uint2>(a.y, blockIdx.x * a.y_stride), *low = lt_at<uint2>(a.y_low, blockIdx.x * a.y_stride);
+        *lt_at<float>(a.scale, 4 * (int64_t)row) = __uint_as_float((uint32_t)(127 - up) << 23);
+    uint2 *y = lt_at<uint2>(a.y, row * a.y_stride), *low = lt_at<uint2>(a.y_low, row * a.y_stride);
     for (int i = (int)threadIdx.x; i < n; i += 256) {
         const float4 v = x[i];
         if (a.brain) {
@@ -77,11 +76,28 @@ extern "C" __global__ void __launch_bounds__(256) gemm_halve(lt_cuda_halve a)
     }
 }
 
+extern "C" __global__ void __launch_bounds__(256) gemm_halve(lt_cuda_halve a) { halve_row(a, lt_at<const float4>(a.x, blockIdx.x * a.x_stride), blockIdx.x); }
+
 /* Sums of weight row r and token t: y = sum * scale[t]. */
 LT_DEV void lt_put(const lt_cuda_gemm &a, int r, int t, float sum)
 {
     if (r < a.rows && t < a.tokens)
         *lt_at<float>(a.y, t * a.y_stride + 4 * (int64_t)r) = lt_mul(sum, __ldg(lt_at<const float>(a.scale, 4 * (int64_t)t)));
 }
+
+/* Tiles of the weight's rows by tiles of tokens. */
+struct lt_token_tiles {
+    const lt_cuda_gemm &a;
+    LT_DEV int row_tile() const { return (int)blockIdx.x / a.tiles; }
+    LT_DEV int token_tile() const { return (int)blockIdx.x % a.tiles; }
+    LT_DEV uint64_t w() const { return a.w; }
+#if LT_HAS_MMA
+    template <int rows, int threads> LT_DEV void fetch(uint32_t to, uint64_t x, int t0, int k) const
+    {
+        lt_fetch_tile<rows, threads>(to, x, a.x_stride, t0, a.tokens, k, a.cols);
+    }
+#endif
+    LT_DEV void put(int r, int t, float sum) const { lt_put(a, r, t, sum); }
+};
 
 #endif

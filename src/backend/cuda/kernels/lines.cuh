@@ -6,42 +6,7 @@
 #ifndef LT_CUDA_LINES_CUH
 #define LT_CUDA_LINES_CUH
 
-#include "team.cuh"
-
-/* Activations of one block of 32 columns of one token. */
-typedef struct lt_block_x { uint32_t q[8]; float d; int s0, s1; } lt_block_x;
-
-LT_DEV void load_x(const uint8_t *q, int cols, int b, lt_block_x &x)
-{
-#pragma unroll
-    for (int k = 0; k < 4; k++) {
-        const uint2 v = __ldg((const uint2 *)(q + 32 * b) + k);
-        x.q[2 * k] = v.x;
-        x.q[2 * k + 1] = v.y;
-    }
-    x.d = __ldg((const float *)(q + cols + 4 * b));
-    const uint32_t sums = __ldg((const uint32_t *)(q + cols + cols / 8 + 4 * b));
-    x.s0 = (int16_t)(sums & 0xffff);
-    x.s1 = (int16_t)(sums >> 16);
-}
-
-template <int dt> LT_DEV float add_block(const lt_group &g, const lt_block_x &x, float acc)
-{
-    typedef lt_weight<dt> W;
-    int i0 = 0, i1 = 0;
-#pragma unroll
-    for (int k = 0; k < 4; k++) {
-        i0 = __dp4a((int)g.w[k], (int)x.q[k], i0);
-        i1 = __dp4a((int)g.w[4 + k], (int)x.q[4 + k], i1);
-    }
-    i0 -= W::offset * x.s0;
-    i1 -= W::offset * x.s1;
-    const int sum = W::halves ? g.sc0 * i0 + g.sc1 * i1 : i0 + i1;
-    acc = lt_fma((float)sum, lt_mul(g.d, x.d), acc);
-    if (W::mins)
-        acc = lt_fma((float)(g.mn0 * x.s0 + g.mn1 * x.s1), lt_mul(g.m, x.d), acc);
-    return acc;
-}
+#include "plain.cuh"
 
 /* n rows from `from` on, `stride` apart and `row_bytes` long, to shared memory, where the first is at the address that
  * comes back; a warp. What is on its way is not waited for. */
@@ -70,26 +35,28 @@ template <int dt> LT_DEV float lines_row(const uint8_t *row, const uint8_t *x, i
     return lt_tree<8>(acc);
 }
 
-/* Shared memory: LT_CUDA_LINES_PITCH of the rows a warp. a.units: a.rows_of rows. */
-template <int dt> LT_DEV void linear_lines(const lt_cuda_linear &a)
+/* Shared memory: LT_CUDA_LINES_PITCH of the rows a warp. A unit is a.rows_of rows. */
+template <int dt, typename Who> LT_DEV void linear_lines(const lt_cuda_linear &a, const Who &who)
 {
     extern __shared__ uint4 lt_dynamic[];
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, unit = (int)blockIdx.x * LT_CUDA_LINES_WARPS + warp;
     const int row_bytes = a.cols / 32 * (lt_weight<dt>::bytes / 8) + a.cols / 32 * (lt_weight<dt>::bytes % 8) / 8;
     if (unit >= a.units) {
-        lt_begin();
+        if (Who::early)
+            lt_begin();
         return;
     }
     const lt_cuda_linear_part *p = lt_part_of(a, unit);
     const int row0 = (unit - p->first) * a.rows_of, n = min(a.rows_of, p->rows - row0), r = min(lane / 8, n - 1);
     uint8_t *to = (uint8_t *)lt_dynamic + (int64_t)warp * LT_CUDA_LINES_PITCH((a.rows_of - 1) * p->w_stride + row_bytes);
-    const uint8_t *rows = lines_fetch(to, lt_at<const uint8_t>(p->w, row0 * p->w_stride), p->w_stride, row_bytes, n);
-    lt_begin();
+    const uint8_t *rows = lines_fetch(to, lt_at<const uint8_t>(who.w(*p), row0 * p->w_stride), p->w_stride, row_bytes, n);
+    if (Who::early)
+        lt_begin();
     lt_copy_wait<0>();
     __syncwarp();
-    const float y = lines_row<dt>(rows + r * p->w_stride, lt_at<const uint8_t>(a.x, 0), a.cols);
+    const float y = lines_row<dt>(rows + r * p->w_stride, who.x(who.at(1, 0)), a.cols);
     if (lane % 8 == 0 && lane / 8 < n)
-        *lt_at<float>(p->y, 4 * (int64_t)(row0 + r)) = y;
+        who.put(*p, who.at(1, 0), row0 + r, y);
 }
 
 #endif

@@ -28,13 +28,31 @@ LT_DEV uint4 lt_load_once(const void *p)
 }
 
 /* The weight of a launch that a unit of rows belongs to. */
-LT_DEV const lt_cuda_linear_part *lt_part_of(const lt_cuda_linear &a, int unit)
+LT_DEV int lt_part_index(const lt_cuda_linear &a, int unit)
 {
     int p = 0;
 #pragma unroll
     for (int i = 1; i < LT_CUDA_LINEAR_PARTS; i++)
         p += i < a.parts && unit >= a.part[i].first;
-    return &a.part[p];
+    return p;
 }
+LT_DEV const lt_cuda_linear_part *lt_part_of(const lt_cuda_linear &a, int unit) { return &a.part[lt_part_index(a, unit)]; }
+
+/* Whose rows a block multiplies: a tile of tokens that lie behind each other. Weights are known before the launch, so
+ * they may be loaded before what makes x is done. experts.cu has others. */
+struct lt_tokens {
+    enum { early = 1 };
+    const lt_cuda_linear &a;
+    const int             tile;
+    LT_DEV uint64_t w(const lt_cuda_linear_part &p) const { return p.w; }
+    LT_DEV int at(int tokens, int t) const { return tile * tokens + t; }
+    LT_DEV bool has(int at) const { return at < a.tokens; }
+    LT_DEV const uint8_t *x(int at) const { return lt_at<const uint8_t>(a.x, (at < a.tokens ? at : a.tokens - 1) * a.x_stride); }
+    LT_DEV void put(const lt_cuda_linear_part &p, int at, int row, float v) const { *lt_at<float>(p.y, at * p.y_stride + 4 * (int64_t)row) = v; }
+};
+/* The token blockIdx.y alone. */
+struct lt_token : lt_tokens {
+    LT_DEV const uint8_t *x(int at) const { return lt_at<const uint8_t>(a.x, at * a.x_stride); }
+};
 
 #endif

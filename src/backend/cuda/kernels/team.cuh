@@ -136,10 +136,10 @@ template <int dt, int rows_, int own, int seg, int stages, int tokens> struct lt
     int            limit, to;
 
     static LT_DEV int skew(const uint8_t *w) { return whole ? 0 : (int)((uintptr_t)w & 15); }
-    LT_DEV void begin(const lt_cuda_linear_part &p, int row, int row_bytes)
+    LT_DEV void begin(uint64_t w, const lt_cuda_linear_part &p, int row, int row_bytes)
     {
         const int r = (int)threadIdx.x / lanes, j = (int)threadIdx.x % lanes;
-        from = lt_at<const uint8_t>(p.w, (row + r < p.rows ? row + r : p.rows - 1) * p.w_stride) + 16 * j;
+        from = lt_at<const uint8_t>(w, (row + r < p.rows ? row + r : p.rows - 1) * p.w_stride) + 16 * j;
         limit = row_bytes - 16 * j;
         to = r * pitch + 16 * j;
     }
@@ -190,13 +190,13 @@ template <int dt> LT_DEV void team_x(uint8_t *to, const uint8_t *x, int cols)
     }
 }
 
-template <int dt, int tokens, int rows, int own, int seg, int stages> LT_DEV void linear_team(const lt_cuda_linear &a)
+template <int dt, int tokens, int rows, int own, int seg, int stages, typename Who> LT_DEV void linear_team(const lt_cuda_linear &a, const Who &who)
 {
     typedef lt_weight<dt> W;
     typedef lt_team<dt, rows, own, seg, stages, tokens> Team;
     extern __shared__ uint4 lt_dynamic[];
     const int r = (int)threadIdx.x % rows, c = (int)threadIdx.x / rows * own, blocks = a.cols / 32, groups = (blocks + 7) / 8;
-    const int tile = (int)blockIdx.y, xb = LT_CUDA_TEAM_X(a.cols), segments = (groups + seg - 1) / seg;
+    const int xb = LT_CUDA_TEAM_X(a.cols), segments = (groups + seg - 1) / seg;
     const int row_bytes = blocks * (W::bytes / 8) + blocks * (W::bytes % 8) / 8;
     const bool super = W::bytes % 8 != 0 || lt_whole<dt>::value || dt == LT_W_IQ4_XS; /* no part of a group */
     float *sums = (float *)lt_dynamic; /* [tokens][8][rows] */
@@ -206,7 +206,7 @@ template <int dt, int tokens, int rows, int own, int seg, int stages> LT_DEV voi
 
     if (ahead_unit < a.units) {
         const lt_cuda_linear_part *p = lt_part_of(a, ahead_unit);
-        copies.begin(*p, (ahead_unit - p->first) * rows, row_bytes);
+        copies.begin(who.w(*p), *p, (ahead_unit - p->first) * rows, row_bytes);
     }
     auto ahead = [&]() {
         if (ahead_unit < a.units) {
@@ -217,7 +217,7 @@ template <int dt, int tokens, int rows, int own, int seg, int stages> LT_DEV voi
                 ahead_unit += (int)gridDim.x;
                 if (ahead_unit < a.units) {
                     const lt_cuda_linear_part *p = lt_part_of(a, ahead_unit);
-                    copies.begin(*p, (ahead_unit - p->first) * rows, row_bytes);
+                    copies.begin(who.w(*p), *p, (ahead_unit - p->first) * rows, row_bytes);
                 }
             }
         }
@@ -226,16 +226,15 @@ template <int dt, int tokens, int rows, int own, int seg, int stages> LT_DEV voi
 #pragma unroll
     for (int i = 0; i < stages - 1; i++)
         ahead();
-    lt_begin();
+    if (Who::early)
+        lt_begin();
 #pragma unroll
-    for (int t = 0; t < tokens; t++) {
-        const int at = tile * tokens + t;
-        team_x<dt>(xs + t * xb, lt_at<const uint8_t>(a.x, (at < a.tokens ? at : a.tokens - 1) * a.x_stride), a.cols);
-    }
+    for (int t = 0; t < tokens; t++)
+        team_x<dt>(xs + t * xb, who.x(who.at(tokens, t)), a.cols);
     for (; unit < a.units; unit += (int)gridDim.x) {
         const lt_cuda_linear_part *p = lt_part_of(a, unit);
         const int row = (unit - p->first) * rows + r;
-        const uint8_t *w = lt_at<const uint8_t>(p->w, (row < p->rows ? row : p->rows - 1) * p->w_stride);
+        const uint8_t *w = lt_at<const uint8_t>(who.w(*p), (row < p->rows ? row : p->rows - 1) * p->w_stride);
         float acc[tokens][own];
 #pragma unroll
         for (int t = 0; t < tokens; t++)
@@ -275,14 +274,14 @@ template <int dt, int tokens, int rows, int own, int seg, int stages> LT_DEV voi
                 sums[(t * 8 + c + i) * rows + r] = acc[t][i];
         Team::sync();
         for (int i = (int)threadIdx.x; i < tokens * rows; i += Team::threads) {
-            const int t = i / rows, at = tile * tokens + t, n = (unit - p->first) * rows + i % rows;
+            const int t = i / rows, at = who.at(tokens, t), n = (unit - p->first) * rows + i % rows;
             const float *v = sums + t * 8 * rows + i % rows;
             float b[4];
 #pragma unroll
             for (int k = 0; k < 4; k++)
                 b[k] = lt_add(v[k * rows], v[(k + 4) * rows]);
-            if (n < p->rows && at < a.tokens)
-                *lt_at<float>(p->y, at * p->y_stride + 4 * (int64_t)n) = lt_add(lt_add(b[0], b[2]), lt_add(b[1], b[3]));
+            if (n < p->rows && who.has(at))
+                who.put(*p, at, n, lt_add(lt_add(b[0], b[2]), lt_add(b[1], b[3])));
         }
     }
     lt_copy_wait<0>();

@@ -88,39 +88,38 @@ template <int kind, int rows, int batch> struct lt_wide_batch {
     }
 };
 
-template <int rows> LT_DEV void wide_rows(const lt_cuda_linear &a, int unit, const uint8_t *(&row)[rows])
+template <int rows, typename Who> LT_DEV void wide_rows(const lt_cuda_linear &a, const Who &who, int unit, const uint8_t *(&row)[rows])
 {
     const lt_cuda_linear_part *p = lt_part_of(a, unit);
 #pragma unroll
     for (int r = 0; r < rows; r++) {
         const int at = (unit - p->first) * rows + r;
-        row[r] = lt_at<const uint8_t>(p->w, (at < p->rows ? at : p->rows - 1) * p->w_stride);
+        row[r] = lt_at<const uint8_t>(who.w(*p), (at < p->rows ? at : p->rows - 1) * p->w_stride);
     }
 }
 
-template <int kind, int tokens, int rows, int batch, bool lines> LT_DEV void linear_wide(const lt_cuda_linear &a)
+template <int kind, int tokens, int rows, int batch, bool lines, typename Who> LT_DEV void linear_wide(const lt_cuda_linear &a, const Who &who)
 {
     static_assert(!lines || (rows == 1 && lt_wide<kind>::words == 1), "rows of a warp may lie differently in their lines");
     typedef lt_wide_batch<kind, rows, batch> Batch;
     extern __shared__ uint4 lt_dynamic[];
     const int warp = (int)threadIdx.x / 32, warps = (int)blockDim.x / 32;
-    const int tile = (int)blockIdx.y, workers = (int)gridDim.x * warps, xb = LT_CUDA_WIDE_X(a.cols);
+    const int workers = (int)gridDim.x * warps, xb = LT_CUDA_WIDE_X(a.cols);
     uint8_t *xs = (uint8_t *)lt_dynamic;
     int unit = (int)blockIdx.x * warps + warp;
     const uint8_t *w[rows];
     Batch now;
     int lane = (int)threadIdx.x % 32;
     if (unit < a.units) {
-        wide_rows<rows>(a, unit, w);
+        wide_rows<rows>(a, who, unit, w);
         lane = wide_lane<lines>(w[0]);
         now.load(w, 0, a.cols, lane);
     }
-    lt_begin();
+    if (Who::early)
+        lt_begin();
 #pragma unroll
-    for (int t = 0; t < tokens; t++) {
-        const int at = tile * tokens + t;
-        stage_floats(xs + t * xb, lt_at<const uint8_t>(a.x, (at < a.tokens ? at : a.tokens - 1) * a.x_stride), a.cols);
-    }
+    for (int t = 0; t < tokens; t++)
+        stage_floats(xs + t * xb, who.x(who.at(tokens, t)), a.cols);
     __syncthreads();
     for (; unit < a.units; unit += workers) {
         float acc[rows][tokens][8];
@@ -137,7 +136,7 @@ template <int kind, int tokens, int rows, int batch, bool lines> LT_DEV void lin
             if (s + batch < steps)
                 next.load(w, s + batch, a.cols, own);
             else if (unit + workers < a.units) {
-                wide_rows<rows>(a, unit + workers, w);
+                wide_rows<rows>(a, who, unit + workers, w);
                 lane = wide_lane<lines>(w[0]);
                 next.load(w, 0, a.cols, lane);
             }
@@ -177,9 +176,9 @@ template <int kind, int tokens, int rows, int batch, bool lines> LT_DEV void lin
                     for (int i = 0; i < 8; i++)
                         acc[r][t][i] = __shfl_sync(LT_FULL, acc[r][t][i], (int)threadIdx.x % 32 * 2 - own & 31);
                 const float y = lt_tree_256(acc[r][t]);
-                const int at = tile * tokens + t;
-                if ((int)threadIdx.x % 32 == 0 && row + r < p->rows && at < a.tokens)
-                    *lt_at<float>(p->y, at * p->y_stride + 4 * (int64_t)(row + r)) = y;
+                const int at = who.at(tokens, t);
+                if ((int)threadIdx.x % 32 == 0 && row + r < p->rows && who.has(at))
+                    who.put(*p, at, row + r, y);
             }
     }
 }
