@@ -310,6 +310,176 @@ static void products_pass_biases_to_their_neighbours(void **state)
     close_rig(&r);
 }
 
+/* ---- experts ---- */
+
+static lt_view view3(lt_addr at, lt_dtype t, int64_t a, int64_t b, int64_t c)
+{
+    uint64_t row = 0;
+    assert_true(lt_dtype_row_bytes(t, (uint64_t)c, &row));
+    return (lt_view){at, t, 3, {a, b, c}, {b * (int64_t)row, (int64_t)row, lt_dtype_get(t)->block_bytes}};
+}
+
+static lt_view view2(lt_addr at, lt_dtype t, int64_t a, int64_t b)
+{
+    lt_view v = view3(at, t, 1, a, b);
+    return (lt_view){at, t, 2, {a, b}, {v.stride[1], v.stride[2]}};
+}
+
+#define EXPERTS 6
+/* A product of `tokens` tokens with 4 picks each, 96 rows of 256 columns, of experts first .. first + n - 1; own: x of each pick. */
+static lt_op_args product_args(const rig *r, lt_dtype t, int64_t tokens, uint32_t first, int64_t n, bool own)
+{
+    const lt_dtype x = lt_dtype_get(t)->kind == LT_DTYPE_KIND_QUANT ? LT_DTYPE_Q8A : LT_DTYPE_F32;
+    return (lt_op_args){.op = LT_OP_EXPERT_LINEAR, .n_src = 3, .params.EXPERT_LINEAR = {first}, .name = "product", .scratch = r->mem + 0x4000000,
+                        .src = {own ? view3(r->mem, x, tokens, 4, 256) : view2(r->mem, x, tokens, 256), view3(r->mem + 0x1000000, t, n, 96, 256),
+                                view2(r->mem + 0x2000000, LT_DTYPE_I32, tokens, 4)},
+                        .dst = view3(r->mem + 0x3000000, LT_DTYPE_F32, tokens, 4, 96)};
+}
+
+static uint64_t launches_of(rig *r, const lt_op_args *a)
+{
+    uint64_t before = counts().launches;
+    OK(lt__queue_launch(r->q, a, &r->err));
+    return counts().launches - before;
+}
+
+/* How many kernels a product is, of which family, and what scratch it asks for, by dtype and number of tokens. */
+static void products_of_experts_go_by_their_number(void **state)
+{
+    (void)state;
+    if (!lt__cuda_images[0].family)
+        skip();
+    static const struct { lt_dtype t; int64_t tokens; bool prefill; const char *family; uint64_t launches; } rows[] = {
+        {LT_DTYPE_MXFP4, 1, false, "experts", 1},  {LT_DTYPE_MXFP4, 4, true, "experts", 1}, /* 16 pairs: a block each */
+        {LT_DTYPE_Q4_K, 5, true, "experts", 2},    /* listed, then by tiles of eight */
+        {LT_DTYPE_Q6_K, 32, true, "experts", 2},   {LT_DTYPE_Q8_0, 33, true, "experts_int8", 4}, /* and packed and multiplied */
+        {LT_DTYPE_MXFP4, 200, false, "experts_int8", 4}, {LT_DTYPE_F32, 3, true, "experts", 1}, {LT_DTYPE_F32, 300, true, "experts", 2},
+        {LT_DTYPE_F16, 1, false, "experts", 1},    {LT_DTYPE_F16, 300, false, "experts", 2},
+        {LT_DTYPE_BF16, 1, true, "experts_half", 3}, /* listed, halved, multiplied */
+        {LT_DTYPE_F16, 300, true, "experts_half", 3},
+    };
+    for (size_t i = 0; i < 2 * (sizeof rows / sizeof *rows); i++) {
+        rig r = open_rig("cuda:" LT_CUDA_FAKE);
+        lt_op_args a = product_args(&r, rows[i / 2].t, rows[i / 2].tokens, 0, EXPERTS, i % 2);
+        a.prefill = rows[i / 2].prefill;
+        OK(lt_device_commit(r.dev, r.mem, 2 * MIB, &r.err));
+        OK(lt__device_prepare(r.dev, &a, &r.err));
+        /* what makes the list and does the rest is loaded with it, and what lists fuse to */
+        assert_int_equal(counts().modules, strcmp(rows[i / 2].family, "experts") ? 3 : 2);
+        assert_string_equal(family_for(&r, &a), rows[i / 2].family);
+        assert_int_equal(launches_of(&r, &a), rows[i / 2].launches);
+        assert_int_equal(counts().modules, strcmp(rows[i / 2].family, "experts") ? 3 : 2);
+        assert_int_equal(lt__device_scratch_bytes(r.dev, &a) > 0, rows[i / 2].launches > 1);
+        uint64_t whole = lt__device_scratch_bytes(r.dev, &a); /* the plan asks for it with all experts and the most tokens */
+        for (int64_t n = 1; n < EXPERTS; n++) {
+            a.src[1].dim[0] = n;
+            assert_true(lt__device_scratch_bytes(r.dev, &a) <= whole);
+        }
+        a.src[1].dim[0] = EXPERTS;
+        for (int64_t tokens = rows[i / 2].tokens; tokens > 0; tokens--) {
+            a.src[0].dim[0] = a.src[2].dim[0] = a.dst.dim[0] = tokens;
+            assert_true(lt__device_scratch_bytes(r.dev, &a) <= whole);
+        }
+        a.scratch = 0;
+        a.src[0].dim[0] = a.src[2].dim[0] = a.dst.dim[0] = rows[i / 2].tokens;
+        assert_int_equal(lt__queue_launch(r.q, &a, &r.err), rows[i / 2].launches > 1 ? LT_E_INVALID : LT_OK);
+        close_rig(&r);
+    }
+}
+
+static void older_cards_and_odd_rows_of_experts(void **state)
+{
+    (void)state;
+    if (!lt__cuda_images[0].family)
+        skip();
+    rig r = open_rig("cuda:" LT_CUDA_FAKE);
+    OK(lt_device_commit(r.dev, r.mem, 2 * MIB, &r.err));
+    lt_op_args a = product_args(&r, LT_DTYPE_Q4_K, 300, 0, EXPERTS, false), odd = a;
+    odd.src[1].addr += 8; /* rows of Q4_K are staged whole: without tiles of eight all goes to the tensor cores */
+    assert_int_equal(launches_of(&r, &odd), 3);
+    odd = product_args(&r, LT_DTYPE_F16, 300, 0, EXPERTS, false), odd.src[1].stride[1] += 2, odd.src[1].stride[0] += 192, odd.prefill = true;
+    assert_string_equal(family_for(&r, &odd), "experts");
+    assert_int_equal(launches_of(&r, &odd), 1); /* the plain kernel, a row of the grid a pair */
+    assert_int_equal(counts().launch_x, 96 / 4);
+    odd.src[0].dim[0] = odd.src[2].dim[0] = odd.dst.dim[0] = 20000; /* 80,000 pairs: three times */
+    assert_int_equal(launches_of(&r, &odd), 3);
+    lt__cuda_of(r.dev)->props.major = 7, lt__cuda_of(r.dev)->props.minor = 5;
+    assert_string_equal(family_for(&r, &a), "experts");
+    assert_int_equal(launches_of(&r, &a), 2);
+    close_rig(&r);
+}
+
+static void what_experts_refuse(void **state)
+{
+    (void)state;
+    if (!lt__cuda_images[0].family)
+        skip();
+    rig r = open_rig("cuda:" LT_CUDA_FAKE);
+    OK(lt_device_commit(r.dev, r.mem, 2 * MIB, &r.err));
+    lt_op_args top = {.op = LT_OP_TOP_K, .n_src = 1, .params.TOP_K = {4}, .src = {view2(r.mem, LT_DTYPE_F32, 3, 1024)},
+                      .dst = view2(r.mem + 0x10000, LT_DTYPE_I32, 3, 4), .name = "ids"};
+    assert_string_equal(family_for(&r, &top), "experts");
+    assert_int_equal(launches_of(&r, &top), 1);
+    top.src[0].dim[1]++, top.src[0].stride[0] += 4;
+    assert_non_null(strstr(family_for(&r, &top), "1024 experts"));
+    assert_int_equal(lt__queue_launch(r.q, &top, &r.err), LT_E_UNSUPPORTED);
+    assert_non_null(strstr(r.err.text, "ids: TOP_K"));
+    lt_op_args a = product_args(&r, LT_DTYPE_Q8_0, 1, 0, 16384, false);
+    assert_string_equal(family_for(&r, &a), "experts");
+    a.src[1].dim[0]++;
+    assert_non_null(strstr(family_for(&r, &a), "16,384 experts"));
+    a = product_args(&r, LT_DTYPE_F32, 1, 0, 1, false);
+    a.src[1].dim[1] = a.dst.dim[2] = INT32_MAX;
+    assert_non_null(strstr(family_for(&r, &a), "two billion"));
+    close_rig(&r);
+}
+
+/* A token of gpt-oss's block: router, products, biases, gate and sum by the kernels they become. */
+static void a_block_of_experts_is_fused(void **state)
+{
+    (void)state;
+    if (!lt__cuda_images[0].family)
+        skip();
+    for (int form = 0; form < 4; form++) {
+        const bool sliced = form & 1, partly = form == 2, apart = form == 3; /* partly: another list does the rest; apart: biases of other ids */
+        rig r = open_rig("cuda:fuse=1," LT_CUDA_FAKE);
+        OK(lt_device_commit(r.dev, r.mem, 2 * MIB, &r.err));
+        lt_op_args ops[16];
+        const lt_op_args *ptrs[16];
+        size_t n = 0;
+        lt_view scores = view2(r.mem + 0x100000, LT_DTYPE_F32, 1, EXPERTS), share = view2(r.mem + 0x110000, LT_DTYPE_F32, 1, 4);
+        lt_view ids = view2(r.mem + 0x2000000, LT_DTYPE_I32, 1, 4), other = ids, bias = view2(r.mem + 0x120000, LT_DTYPE_F32, EXPERTS, 96);
+        other.addr += 64;
+        ops[n++] = (lt_op_args){.op = LT_OP_TOP_K, .n_src = 1, .params.TOP_K = {4}, .src = {scores}, .dst = ids};
+        ops[n++] = (lt_op_args){.op = LT_OP_TOP_SHARE, .n_src = 2, .src = {scores, ids}, .dst = share};
+        lt_view y[2];
+        for (int w = 0; w < 2; w++) { /* gate, its bias, up, its bias */
+            for (uint32_t first = 0; first < EXPERTS; first += sliced ? 3 : EXPERTS) {
+                ops[n] = product_args(&r, LT_DTYPE_MXFP4, 1, first, partly ? 5 : sliced ? 3 : EXPERTS, false);
+                ops[n].dst.addr += 0x10000 * (uint64_t)w;
+                y[w] = ops[n++].dst;
+            }
+            ops[n++] = (lt_op_args){.op = LT_OP_EXPERT_BIAS, .n_src = 3, .src = {y[w], bias, apart ? other : ids}, .dst = y[w]};
+        }
+        lt_view flat[2] = {view2(y[0].addr, LT_DTYPE_F32, 1, 4 * 96), view2(y[1].addr, LT_DTYPE_F32, 1, 4 * 96)};
+        lt_view q = view3(r.mem + 0x130000, LT_DTYPE_Q8A, 1, 4, 96), down = view3(r.mem + 0x140000, LT_DTYPE_F32, 1, 4, 64);
+        ops[n++] = (lt_op_args){.op = LT_OP_CLAMP_MUL, .n_src = 2, .params.CLAMP_MUL = {1.702f, 7}, .src = {flat[0], flat[1]}, .dst = flat[0]};
+        ops[n++] = (lt_op_args){.op = LT_OP_QUANTIZE, .n_src = 1, .src = {y[0]}, .dst = q};
+        ops[n++] = (lt_op_args){.op = LT_OP_EXPERT_LINEAR, .n_src = 3, .src = {q, view3(r.mem + 0x1000000, LT_DTYPE_Q8_0, EXPERTS, 64, 96), ids}, .dst = down};
+        ops[n++] = (lt_op_args){.op = LT_OP_EXPERT_SUM, .n_src = 2, .src = {down, share}, .dst = view2(r.mem + 0x150000, LT_DTYPE_F32, 1, 64)};
+        for (size_t i = 0; i < n; i++)
+            ptrs[i] = &ops[i];
+        lt_launch_list list = {.args = ptrs, .n = n, .replay = true};
+        uint64_t before = counts().launches;
+        OK(lt__list_run(r.q, &list, &r.err));
+        /* routing, both products and their biases, gate and quantisation, down, sum; where it is not all experts, biases alone */
+        assert_int_equal(counts().launches - before, partly || apart ? 7 : 5);
+        assert_int_equal(graph_runs(&r), 1);
+        lt__list_free(r.dev, &list);
+        close_rig(&r);
+    }
+}
+
 static void a_list_may_find_no_host_memory(void **state)
 {
     (void)state;
@@ -388,6 +558,10 @@ int main(void)
         cmocka_unit_test(neighbours_are_fused),
         cmocka_unit_test(caps_and_sinks_have_kernels_of_their_own),
         cmocka_unit_test(products_pass_biases_to_their_neighbours),
+        cmocka_unit_test(products_of_experts_go_by_their_number),
+        cmocka_unit_test(older_cards_and_odd_rows_of_experts),
+        cmocka_unit_test(what_experts_refuse),
+        cmocka_unit_test(a_block_of_experts_is_fused),
         cmocka_unit_test(a_list_may_find_no_host_memory),
         cmocka_unit_test(lists_fail_as_their_launches_do),
     };

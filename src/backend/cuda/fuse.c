@@ -151,23 +151,48 @@ static bool chain(lt_cuda_device *d, const lt_launch_list *list, size_t first, l
 
 /* --- gate and up, quantised ------------------------------------------------------------- */
 
+/* Rows of q: the gate's, or what they are made of, a row a pick each behind the other. */
+static bool gated_rows(const lt_op_args *a, const lt_op_args *q, lt_cuda_gate *g)
+{
+    const lt_view *y = &a->dst, *x = &q->src[0];
+    *g = (lt_cuda_gate){.a = a->src[0].addr, .b = a->src[1].addr, .q = q->dst.addr, .a_row = a->src[0].stride[0], .b_row = a->src[1].stride[0],
+                        .y_row = y->stride[0], .q_row = q->dst.stride[0], .rows = (int32_t)y->dim[0], .cols = (int32_t)y->dim[1]};
+    if (same_view(x, y))
+        return true;
+    const bool one = y->dim[0] == 1;
+    int64_t cols = x->dim[2] * (int64_t)sizeof(float), all = x->dim[1] * cols;
+    if (x->ndim != 3 || x->addr != y->addr || x->dim[0] != y->dim[0] || x->dim[1] * x->dim[2] != y->dim[1] || (x->dim[1] > 1 && x->stride[1] != cols))
+        return false;
+    if (!one && (x->stride[0] != all || g->a_row != all || g->b_row != all || g->y_row != all || g->q_row != x->dim[1] * q->dst.stride[1]))
+        return false;
+    g->a_row = g->b_row = g->y_row = cols;
+    g->q_row = q->dst.stride[1];
+    g->rows *= (int32_t)x->dim[1];
+    g->cols = (int32_t)x->dim[2];
+    return true;
+}
+
 static bool gate(const lt_launch_list *list, size_t first, lt_cuda_step *out)
 {
     const lt_op_args *a = list->args[first], *q = first + 1 < list->n ? list->args[first + 1] : NULL;
-    if (!q || q->op != LT_OP_QUANTIZE || !same_view(&q->src[0], &a->dst) || !is_matrix(&a->dst) || !is_matrix(&a->src[0]) ||
-        !is_matrix(&a->src[1]) || views_meet(&q->dst, &a->src[0]) || views_meet(&q->dst, &a->src[1]) ||
-        a->dst.dim[0] * (a->dst.dim[1] / 32) >= INT32_MAX)
+    lt_cuda_gate g;
+    if (!q || q->op != LT_OP_QUANTIZE || !is_matrix(&a->dst) || !is_matrix(&a->src[0]) || !is_matrix(&a->src[1]) ||
+        views_meet(&q->dst, &a->src[0]) || views_meet(&q->dst, &a->src[1]) || a->dst.dim[0] * (a->dst.dim[1] / 32) >= INT32_MAX ||
+        !gated_rows(a, q, &g))
         return false;
-    lt_cuda_gate g = {.a = a->src[0].addr, .b = a->src[1].addr, .q = q->dst.addr, .a_row = a->src[0].stride[0],
-                      .b_row = a->src[1].stride[0], .q_row = q->dst.stride[0], .rows = (int32_t)a->dst.dim[0],
-                      .cols = (int32_t)a->dst.dim[1], .gelu = a->op == LT_OP_GELU_MUL};
+    const bool clamp = a->op == LT_OP_CLAMP_MUL;
+    g.gelu = a->op == LT_OP_GELU_MUL;
+    if (clamp)
+        g.alpha = a->params.CLAMP_MUL.alpha, g.limit = a->params.CLAMP_MUL.limit;
     if (read_later(list, first + 2, &a->dst))
-        g.y = a->dst.addr, g.y_row = a->dst.stride[0];
-    *out = (lt_cuda_step){.first = first, .n = 2, .give = give_fused, .kernel = "gate_quantize", .block = {256, 1, 1}, .u.gate = g,
-                          .grid = {lt__cuda_blocks((int64_t)g.rows * (g.cols / 32), 8), 1, 1}};
+        g.y = a->dst.addr;
+    else
+        g.y_row = 0;
+    *out = (lt_cuda_step){.first = first, .n = 2, .give = give_fused, .kernel = clamp ? "clamp_quantize" : "gate_quantize", .block = {256, 1, 1},
+                          .u.gate = g, .grid = {lt__cuda_blocks((int64_t)g.rows * (g.cols / 32), 8), 1, 1}};
     uint64_t bits = g.a | g.b | g.y | (uint64_t)g.a_row | (uint64_t)g.b_row | (uint64_t)g.y_row;
     if (g.rows >= PROMPT && (bits & 15) == 0 && (int64_t)g.rows * (g.cols / 32) < INT32_MAX / 8) {
-        out->kernel = "gate_quantize_prompt";
+        out->kernel = clamp ? "clamp_quantize_prompt" : "gate_quantize_prompt";
         out->grid.x = lt__cuda_blocks((int64_t)g.rows * (g.cols / 32), 32);
     }
     return true;
@@ -267,6 +292,45 @@ static bool products(lt_cuda_device *d, const lt_launch_list *list, size_t first
     return n > 1;
 }
 
+/* --- experts ------------------------------------------------------------------------------ */
+
+static lt_status give_experts(lt_cuda_device *d, CUstream stream, const lt_launch_list *list, const lt_cuda_step *p, lt_err *err)
+{
+    uint32_t n = 0;
+    while (n < p->n && list->args[p->first + n]->op == LT_OP_EXPERT_LINEAR)
+        n++;
+    return lt__cuda_expert_group(d, stream, list->args + p->first, n, (uint32_t)p->n - n, err);
+}
+
+/* Products of one x by the experts of one ids, slices of a weight too; then the biases of what they wrote. */
+static bool experts(lt_cuda_device *d, const lt_launch_list *list, size_t first, lt_cuda_step *out)
+{
+    const lt_op_args *const *a = list->args + first;
+    uint32_t n = 0, biases = 0;
+    while (first + n < list->n && lt__cuda_expert_group_ok(d, a, n + 1))
+        n++;
+    while (n && first + n + biases < list->n && lt__cuda_bias_ok(a, n, a[n + biases]))
+        biases++;
+    *out = (lt_cuda_step){.first = first, .n = n + biases, .give = give_experts};
+    return n + biases > 1;
+}
+
+static lt_status give_top(lt_cuda_device *d, CUstream stream, const lt_launch_list *list, const lt_cuda_step *p, lt_err *err)
+{
+    return lt__cuda_top_share(d, stream, list->args[p->first], list->args[p->first + 1], err);
+}
+
+static bool top(lt_cuda_device *d, const lt_launch_list *list, size_t first, lt_cuda_step *out)
+{
+    const lt_op_args *a = list->args[first], *s = first + 1 < list->n ? list->args[first + 1] : NULL;
+    const char *why;
+    if (!s || s->op != LT_OP_TOP_SHARE || !same_view(&s->src[0], &a->src[0]) || !same_view(&s->src[1], &a->dst) || views_meet(&a->dst, &a->src[0]) ||
+        views_meet(&s->dst, &a->src[0]) || views_meet(&s->dst, &a->dst) || !lt__cuda_supports(&d->base, a, &why))
+        return false;
+    *out = (lt_cuda_step){.first = first, .n = 2, .give = give_top};
+    return true;
+}
+
 /* --- attention: what comes before it, and quantised --------------------------------------- */
 
 static lt_status give_attention(lt_cuda_device *d, CUstream stream, const lt_launch_list *list, const lt_cuda_step *p, lt_err *err)
@@ -337,11 +401,12 @@ void lt__cuda_arrange(const lt_op_args **args, size_t n)
     for (size_t i = 1; i < n; i++) {
         size_t at = i;
         const lt_op_args *a = args[i];
-        if (a->op != LT_OP_LINEAR || a->prefill)
+        const lt_op bias = a->op == LT_OP_LINEAR ? LT_OP_ADD_ROW : LT_OP_EXPERT_BIAS;
+        if ((a->op != LT_OP_LINEAR && a->op != LT_OP_EXPERT_LINEAR) || a->prefill)
             continue;
-        while (at > 0 && args[at - 1]->op == LT_OP_ADD_ROW && may_pass(a, args[at - 1]))
+        while (at > 0 && args[at - 1]->op == bias && may_pass(a, args[at - 1]))
             at--;
-        if (at == i || at == 0 || args[at - 1]->op != LT_OP_LINEAR || !same_view(&args[at - 1]->src[0], &a->src[0]))
+        if (at == i || at == 0 || args[at - 1]->op != a->op || !same_view(&args[at - 1]->src[0], &a->src[0]))
             continue;
         memmove(args + at + 1, args + at, (i - at) * sizeof *args);
         args[at] = a;
@@ -358,7 +423,10 @@ bool lt__cuda_fuse(lt_cuda_device *d, const lt_launch_list *list, size_t first, 
     case LT_OP_ADD_ROW:
     case LT_OP_ROPE: return heads_and_attention(d, list, first, out);
     case LT_OP_SILU_MUL:
-    case LT_OP_GELU_MUL: return gate(list, first, out);
+    case LT_OP_GELU_MUL:
+    case LT_OP_CLAMP_MUL: return gate(list, first, out);
+    case LT_OP_EXPERT_LINEAR: return experts(d, list, first, out);
+    case LT_OP_TOP_K: return top(d, list, first, out);
     default: return false;
     }
 }

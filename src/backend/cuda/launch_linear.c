@@ -22,45 +22,27 @@ static const wide wides[] = {
 #undef WIDE
 };
 
-/* How a launch goes: a kernel by its suffix, for `tokens` tokens and `rows` rows a unit. */
-typedef struct way {
-    bool     plain, lines;
-    int      tokens, rows;
-    uint32_t threads, units_of_block, shared, blocks_of_sm /* 0: a block for each unit */;
-} way;
+typedef lt_cuda_way way;
 
-static bool is_quant(const lt_view *w) { return lt_dtype_get(w->dtype)->kind == LT_DTYPE_KIND_QUANT; }
+static bool is_quant(lt_dtype t) { return lt_dtype_get(t)->kind == LT_DTYPE_KIND_QUANT; }
+static bool aligned(const lt_view *v) { return ((v->addr | (uint64_t)v->stride[0]) & 15) == 0; }
 
-static bool aligned(const lt_op_args *a, bool x_too)
+static bool fits_team(const team *m, const lt_cuda_props *p, int64_t cols, bool w_aligned, way *out)
 {
-    uint64_t bits = a->src[1].addr | (uint64_t)a->src[1].stride[0];
-    if (x_too)
-        bits |= a->src[0].addr | (uint64_t)a->src[0].stride[0];
-    return (bits & 15) == 0;
-}
-
-static bool fits_team(const team *m, const lt_cuda_props *p, const lt_op_args *const *args, uint32_t n, way *out)
-{
-    int64_t shared = m->shared + m->tokens * LT_CUDA_TEAM_X(args[0]->src[1].dim[1]);
-    if (shared > p->shared_optin_bytes)
+    int64_t shared = m->shared + m->tokens * LT_CUDA_TEAM_X(cols);
+    if (shared > p->shared_optin_bytes || (m->whole && !w_aligned))
         return false;
-    for (uint32_t i = 0; i < n; i++)
-        if (m->whole && !aligned(args[i], false))
-            return false;
     uint32_t blocks = (p->shared_optin_bytes + 1024) / ((uint32_t)shared + 1024); /* the driver takes 1 KiB of each */
     *out = (way){.tokens = m->tokens, .rows = m->rows, .threads = (uint32_t)m->threads, .units_of_block = 1,
                  .shared = (uint32_t)shared, .blocks_of_sm = m->tokens == 1 ? 0 : blocks};
     return true;
 }
 
-static bool fits_wide(const wide *m, const lt_cuda_props *p, const lt_op_args *const *args, uint32_t n, way *out)
+static bool fits_wide(const wide *m, const lt_cuda_props *p, int64_t cols, way *out)
 {
-    int64_t shared = m->tokens * LT_CUDA_WIDE_X(args[0]->src[1].dim[1]);
-    if (shared > p->shared_optin_bytes || args[0]->src[1].dim[1] % 8)
+    int64_t shared = m->tokens * LT_CUDA_WIDE_X(cols);
+    if (shared > p->shared_optin_bytes || cols % 8)
         return false;
-    for (uint32_t i = 0; i < n; i++)
-        if (!aligned(args[i], true))
-            return false;
     uint32_t blocks = (p->shared_optin_bytes + 1024) / ((uint32_t)shared + 1024);
     /* Registers hold eight warps twice at two tokens, once and a half at four, once at eight. */
     bool half = m->tokens == 4 && blocks > 1;
@@ -71,19 +53,15 @@ static bool fits_wide(const wide *m, const lt_cuda_props *p, const lt_op_args *c
 }
 
 /* Rows in host memory, quantised: the most of four, two and one a warp that leave room for a second block, or fit at all. */
-static bool fits_lines(const lt_cuda_props *p, const lt_op_args *const *args, uint32_t n, way *out)
+static bool fits_lines(const lt_cuda_props *p, lt_dtype dtype, int64_t cols, bool w_aligned, way *out)
 {
-    const lt_view *w = &args[0]->src[1];
     uint64_t row_bytes;
-    bool whole = w->dtype == LT_DTYPE_Q4_K || w->dtype == LT_DTYPE_Q5_K;
-    if (!lt_dtype_row_bytes(w->dtype, (uint64_t)w->dim[1], &row_bytes))
+    bool whole = dtype == LT_DTYPE_Q4_K || dtype == LT_DTYPE_Q5_K;
+    if (!lt_dtype_row_bytes(dtype, (uint64_t)cols, &row_bytes) || (whole && !w_aligned))
         return false;
-    for (uint32_t i = 0; i < n; i++)
-        if ((whole && !aligned(args[i], false)) || (uint64_t)args[i]->src[1].stride[0] != row_bytes)
-            return false;
     for (int blocks = 2; blocks >= 1; blocks--)
         for (int rows = 4; rows >= 1; rows /= 2) {
-            uint64_t shared = LT_CUDA_LINES_WARPS * LT_CUDA_LINES_PITCH(rows * row_bytes);
+            uint64_t shared = LT_CUDA_LINES_WARPS * LT_CUDA_LINES_PITCH((uint64_t)rows * row_bytes);
             if (shared * (uint64_t)blocks > p->shared_optin_bytes)
                 continue;
             *out = (way){.lines = true, .tokens = 1, .rows = rows, .threads = 32 * LT_CUDA_LINES_WARPS, .units_of_block = LT_CUDA_LINES_WARPS,
@@ -93,33 +71,58 @@ static bool fits_lines(const lt_cuda_props *p, const lt_op_args *const *args, ui
     return false;
 }
 
-static bool fits_wide_lines(const lt_cuda_props *p, const lt_op_args *const *args, uint32_t n, way *out)
+bool lt__cuda_linear_lines(const lt_cuda_device *dev, lt_dtype dtype, int64_t cols, bool w_aligned, bool x_aligned, lt_cuda_way *out)
 {
-    if (lt_dtype_get(args[0]->src[1].dtype)->block_bytes != 2 || !fits_wide(&wides[0], p, args, n, out))
+    const lt_cuda_props *p = lt__cuda_device_props(dev);
+    if (is_quant(dtype))
+        return fits_lines(p, dtype, cols, w_aligned, out);
+    if (lt_dtype_get(dtype)->block_bytes != 2 || !w_aligned || !x_aligned || !fits_wide(&wides[0], p, cols, out))
         return false;
     out->lines = true;
     return true;
 }
 
+bool lt__cuda_linear_tile(const lt_cuda_device *dev, lt_dtype dtype, int64_t cols, int tile, bool w_aligned, bool x_aligned, lt_cuda_way *out)
+{
+    const lt_cuda_props *p = lt__cuda_device_props(dev);
+    if (is_quant(dtype)) {
+        for (size_t i = 0; i < sizeof teams / sizeof *teams; i++)
+            if (teams[i].dtype == dtype && teams[i].tokens == tile)
+                return fits_team(&teams[i], p, cols, w_aligned, out);
+        return false;
+    }
+    for (size_t i = 0; i < sizeof wides / sizeof *wides; i++)
+        if (wides[i].tokens == tile)
+            return w_aligned && x_aligned && fits_wide(&wides[i], p, cols, out);
+    return false;
+}
+
+lt_cuda_way lt__cuda_linear_plain(lt_dtype dtype)
+{
+    int rows = is_quant(dtype) ? 4 * PLAIN_WARPS : PLAIN_WARPS; /* eight lanes a row, or a warp */
+    return (way){.plain = true, .tokens = 1, .rows = rows, .threads = 32 * PLAIN_WARPS, .units_of_block = 1};
+}
+
 /* The kernel of the smallest tile that holds the tokens; smaller tiles where shared memory does not hold that many. */
 static way choose(lt_cuda_device *dev, const lt_op_args *const *args, uint32_t n)
 {
-    const lt_cuda_props *p = lt__cuda_device_props(dev);
     const lt_view *w = &args[0]->src[1];
     int64_t tokens = args[0]->src[0].dim[0];
+    bool w_aligned = true, x_aligned = true;
     way out;
-    if (tokens == 1 && lt__cuda_on_host(dev, w->addr) && (is_quant(w) ? fits_lines(p, args, n, &out) : fits_wide_lines(p, args, n, &out)))
-        return out;
-    for (int tile = tokens > 4 ? 8 : tokens > 2 ? 4 : (int)tokens; tile >= 1; tile /= 2) {
-        for (size_t i = 0; is_quant(w) && i < sizeof teams / sizeof *teams; i++)
-            if (teams[i].dtype == w->dtype && teams[i].tokens == tile && fits_team(&teams[i], p, args, n, &out))
-                return out;
-        for (size_t i = 0; !is_quant(w) && i < sizeof wides / sizeof *wides; i++)
-            if (wides[i].tokens == tile && fits_wide(&wides[i], p, args, n, &out))
-                return out;
+    bool packed = true; /* rows behind each other, as their span is read whole */
+    for (uint32_t i = 0; i < n; i++) {
+        uint64_t row_bytes;
+        w_aligned = w_aligned && aligned(&args[i]->src[1]);
+        x_aligned = x_aligned && aligned(&args[i]->src[0]);
+        packed = packed && lt_dtype_row_bytes(w->dtype, (uint64_t)w->dim[1], &row_bytes) && row_bytes == (uint64_t)args[i]->src[1].stride[0];
     }
-    int rows = is_quant(w) ? 4 * PLAIN_WARPS : PLAIN_WARPS; /* eight lanes a row, or a warp */
-    return (way){.plain = true, .tokens = 1, .rows = rows, .threads = 32 * PLAIN_WARPS, .units_of_block = 1};
+    if (tokens == 1 && packed && lt__cuda_on_host(dev, w->addr) && lt__cuda_linear_lines(dev, w->dtype, w->dim[1], w_aligned, x_aligned, &out))
+        return out;
+    for (int tile = tokens > 4 ? 8 : tokens > 2 ? 4 : (int)tokens; tile >= 1; tile /= 2)
+        if (lt__cuda_linear_tile(dev, w->dtype, w->dim[1], tile, w_aligned, x_aligned, &out))
+            return out;
+    return lt__cuda_linear_plain(w->dtype);
 }
 
 static lt_status launch_parts(lt_cuda_device *dev, CUstream stream, const lt_op_args *const *args, uint32_t n, lt_err *err)

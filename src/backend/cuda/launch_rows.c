@@ -64,8 +64,10 @@ static int64_t elements(const lt_cuda_rows *r) { return (int64_t)r->outer * r->i
 static lt_status quantize(lt_cuda_device *dev, CUstream s, const lt_op_args *args, lt_err *err)
 {
     lt_cuda_rows r = rows_of(args);
-    r.extra = (r.a | (uint64_t)r.a_outer) & 15 ? 32 : 8; /* lanes a block of 32 */
-    return launch_units(dev, s, "quantize_rows", elements(&r) / 32, THREADS / r.extra, &r, args, err);
+    if (r.inner > 1 && (r.outer == 1 || (r.a_outer == r.inner * r.a_inner && r.y_outer == r.inner * r.y_inner)))
+        r.outer *= r.inner, r.inner = 1, r.a_outer = r.a_inner, r.y_outer = r.y_inner;
+    r.extra = (r.a | (uint64_t)(r.a_outer | r.a_inner)) & 15 ? 32 : 8; /* lanes a block of 32 */
+    return launch_units(dev, s, r.inner > 1 ? "quantize_apart" : "quantize_rows", elements(&r) / 32, THREADS / r.extra, &r, args, err);
 }
 
 static lt_status rms_norm(lt_cuda_device *dev, CUstream s, const lt_op_args *args, lt_err *err)
@@ -133,6 +135,14 @@ static lt_status softcap(lt_cuda_device *dev, CUstream s, const lt_op_args *args
     return launch_each(dev, s, "softcap_rows", "softcap_rows_4", &r, args, err);
 }
 
+static lt_status clamp_mul(lt_cuda_device *dev, CUstream s, const lt_op_args *args, lt_err *err)
+{
+    lt_cuda_rows r = rows_of(args);
+    r.value = args->params.CLAMP_MUL.alpha;
+    r.limit = args->params.CLAMP_MUL.limit;
+    return launch_each(dev, s, "clamp_mul", "clamp_mul_4", &r, args, err);
+}
+
 static lt_status take_rows(lt_cuda_device *dev, CUstream s, const lt_op_args *args, lt_err *err)
 {
     lt_cuda_rows r = rows_of(args);
@@ -162,7 +172,7 @@ const lt_cuda_row lt__cuda_rows_rows[] = {
     {LT_OP_ROPE, accepts_rows, rope, NULL},           {LT_OP_ADD, accepts_rows, add, NULL},
     {LT_OP_ADD_ROW, accepts_rows, add, NULL},         {LT_OP_SILU_MUL, accepts_rows, silu_mul, NULL},
     {LT_OP_GELU_MUL, accepts_rows, gelu_mul, NULL},   {LT_OP_SCALE, accepts_rows, scale, NULL},
-    {LT_OP_SOFTCAP, accepts_rows, softcap, NULL},
+    {LT_OP_SOFTCAP, accepts_rows, softcap, NULL},     {LT_OP_CLAMP_MUL, accepts_rows, clamp_mul, NULL},
     {LT_OP_TAKE_ROWS, accepts_rows, take_rows, NULL}, {LT_OP_KV_STORE, NULL, kv_store, NULL},
 };
 const size_t lt__cuda_rows_rows_n = sizeof lt__cuda_rows_rows / sizeof *lt__cuda_rows_rows;

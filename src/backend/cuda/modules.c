@@ -173,6 +173,8 @@ lt_status lt__cuda_prepare(lt_device *dev, const lt_op_args *args, lt_err *err)
         return lt__fail(err, LT_E_UNSUPPORTED, "%s: the device cannot run %s: %s", args->name ? args->name : "launch",
                         lt_op_get(args->op)->name, why);
     lt_status s = load_here(d, f, err);
+    if (s == LT_OK && args->op == LT_OP_EXPERT_LINEAR) /* lists pairs for the tensor cores, too, and multiplies what is too few for them */
+        s = load_here(d, family_of("experts"), err);
     return s == LT_OK && d->fuse ? load_here(d, family_of("fused"), err) : s;
 }
 

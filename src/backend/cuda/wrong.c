@@ -48,6 +48,7 @@ lt_status lt__cuda_wrong_check(lt_cuda_device *d, lt_err *err)
     case LT_CUDA_WRONG_POSITION: return lt__fail(err, LT_E_INVALID, "%s: position %d, expected 0 or more", name, value);
     case LT_CUDA_WRONG_SPAN: return lt__fail(err, LT_E_INVALID, "%s: a position reads %d pages back, more than its table has", name, value);
     case LT_CUDA_WRONG_PAGE: return lt__fail(err, LT_E_INVALID, "%s: page %d is not in the cache", name, value);
+    case LT_CUDA_WRONG_EXPERT: return lt__fail(err, LT_E_INVALID, "%s: expert %d is not one of the router's", name, value);
     default: return lt__fail(err, LT_E_INVALID, "%s: row index %d is out of range", name, value);
     }
 }

@@ -7,7 +7,7 @@
 #include <stdint.h>
 
 /* What a kernel found wrong in its data; 16 bytes of host memory. name: args->name, as an address of the host. */
-enum { LT_CUDA_WRONG_POSITION = 1, LT_CUDA_WRONG_SPAN, LT_CUDA_WRONG_PAGE, LT_CUDA_WRONG_ROW };
+enum { LT_CUDA_WRONG_POSITION = 1, LT_CUDA_WRONG_SPAN, LT_CUDA_WRONG_PAGE, LT_CUDA_WRONG_ROW, LT_CUDA_WRONG_EXPERT };
 typedef struct lt_cuda_wrong {
     uint64_t name;
     int32_t  kind, value;
@@ -80,6 +80,62 @@ typedef struct lt_cuda_gemm8 {
     int32_t  rows, cols, tiles, tokens, stages, pad;
 } lt_cuda_gemm8;
 
+/* Mixtures of experts. A pair is a token and one of its `picks` experts: token * picks + which. */
+#define LT_CUDA_TOP_MOST 1024 /* experts TOP_K picks from */
+typedef struct lt_cuda_top {
+    uint64_t scores, ids, y; /* ids: what top_share reads, what the others write */
+    int64_t  scores_row, ids_row, y_row;
+    int32_t  tokens, experts, picks, all;
+    uint64_t wrong, name;
+} lt_cuda_top;
+
+/* Rows of pairs with a row of their expert (the bias), or with their shares (the sum over a token's). */
+typedef struct lt_cuda_pairs {
+    uint64_t x, b, ids, y;
+    int64_t  x_token, x_pick, b_row, ids_row, y_token, y_pick;
+    int32_t  tokens, picks, cols, experts;
+    uint64_t wrong, name;
+} lt_cuda_pairs;
+
+/* The pairs of each expert of a slice behind each other, and tiles of them: up to `few_tile` for experts of fewer than
+ * `least` pairs, up to `many_tile` for the others. Tiles of expert e begin at slot (pairs before it) / tile + e, so no
+ * expert waits for another's count; slots left over are of 0 pairs. A tile of 0: no such list. */
+typedef struct lt_cuda_expert_tile { int32_t expert /* of the slice */, at /* in pairs */, count, pad; } lt_cuda_expert_tile;
+typedef struct lt_cuda_expert_list {
+    uint64_t ids, pairs /* i32 */, counts /* i32 an expert */, few, many /* lt_cuda_expert_tile */;
+    int64_t  ids_row;
+    int32_t  picks, n_pairs, first, experts, few_tile, many_tile, few_slots, many_slots, least, pad;
+} lt_cuda_expert_list;
+
+/* EXPERT_LINEAR as LINEAR's kernels do it. Strides of x and y in `a` are a token's, tokens are pairs; parts are weights or
+ * slices of one. Without tiles: a block a pair (grid.y); with: a block a tile of part 0. */
+typedef struct lt_cuda_expert_part {
+    uint64_t bias /* f32 rows of all experts, added to what one pair gets; 0: none */;
+    int64_t  w_expert, y_pick, bias_row;
+    int32_t  first, experts;
+} lt_cuda_expert_part;
+typedef struct lt_cuda_experts {
+    lt_cuda_linear      a;
+    uint64_t            ids, pairs, tiles;
+    int64_t             ids_row, x_pick;
+    int32_t             picks, pad;
+    lt_cuda_expert_part of[LT_CUDA_LINEAR_PARTS];
+} lt_cuda_experts;
+
+/* As the int8 product does it: experts first .. first + count - 1 of the slice, those of at least `least` pairs. */
+typedef struct lt_cuda_expert_pack {
+    lt_cuda_pack2 p; /* weight.image: of `first`; parts: of one expert */
+    uint64_t      counts, pairs, tiles;
+    int64_t       w_expert, image_expert, x_pick;
+    int32_t       first, count, least, picks;
+} lt_cuda_expert_pack;
+typedef struct lt_cuda_expert_gemm8 {
+    lt_cuda_gemm8 a; /* tiles: of a weight's rows; w: image of `first` */
+    uint64_t      pairs, tiles;
+    int64_t       image_expert, y_pick;
+    int32_t       first, count, picks, pad;
+} lt_cuda_expert_gemm8;
+
 /* Tiles on their way to shared memory, of halves. */
 #define LT_GEMM_MMA_STAGES 4
 #define LT_GEMM_WG_F16_STAGES 6
@@ -93,6 +149,14 @@ typedef struct lt_cuda_gemm {
     int32_t  rows, cols, tiles, tokens;
 } lt_cuda_gemm;
 
+/* The same of experts: rows of x are tokens' or, with x_pairs, pairs'. */
+typedef struct lt_cuda_expert_gemm {
+    lt_cuda_gemm a; /* tiles: of a weight's rows */
+    uint64_t     pairs, tiles;
+    int64_t      w_expert, y_pick;
+    int32_t      picks, x_pairs;
+} lt_cuda_expert_gemm;
+
 /* f32 rows into that scratch. */
 typedef struct lt_cuda_halve {
     uint64_t x, y, y_low, scale;
@@ -105,7 +169,7 @@ typedef struct lt_cuda_rows {
     uint64_t a, b, y;
     int64_t  a_outer, a_inner, b_outer, y_outer, y_inner;
     int32_t  outer, inner, cols, extra;
-    float    value, pad;
+    float    value, limit;
     uint64_t wrong, name;
 } lt_cuda_rows;
 
@@ -152,6 +216,7 @@ typedef struct lt_cuda_gate {
     uint64_t a, b, y, q;
     int64_t  a_row, b_row, y_row, q_row;
     int32_t  rows, cols, gelu, pad;
+    float    alpha, limit; /* for the kernels clamp_* */
 } lt_cuda_gate;
 
 /* A token's heads: biases added and q and k normed (where there are some), q and k rotated, k and v into the cache. In place. */

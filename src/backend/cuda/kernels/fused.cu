@@ -153,7 +153,7 @@ extern "C" __global__ void __launch_bounds__(WIDE) chain_1(lt_cuda_chain a) { wi
 extern "C" __global__ void __launch_bounds__(WIDE) chain_2(lt_cuda_chain a) { wide_chain<2>(a); }
 extern "C" __global__ void __launch_bounds__(WIDE) chain_4(lt_cuda_chain a) { wide_chain<4>(a); }
 
-extern "C" __global__ void __launch_bounds__(256) gate_quantize(lt_cuda_gate a)
+template <bool clamp> LT_DEV void gate_rows(const lt_cuda_gate &a)
 {
     lt_begin();
     const int lane = (int)threadIdx.x % 32, blocks = a.cols / 32;
@@ -163,16 +163,25 @@ extern "C" __global__ void __launch_bounds__(256) gate_quantize(lt_cuda_gate a)
     const int64_t row = unit / blocks;
     const int b = (int)(unit % blocks), i = 32 * b + lane;
     const float x = lt_at<const float>(a.a, row * a.a_row)[i], z = lt_at<const float>(a.b, row * a.b_row)[i];
-    const float v = a.gelu ? gelu_times(x, z) : silu_times(x, z);
+    const float v = gate_times<clamp>(a, x, z);
     if (a.y)
         lt_at<float>(a.y, row * a.y_row)[i] = v;
     quantize_block(v, lt_at<uint8_t>(a.q, row * a.q_row), a.cols, b, lane);
 }
 
+extern "C" __global__ void __launch_bounds__(256) gate_quantize(lt_cuda_gate a) { gate_rows<false>(a); }
+extern "C" __global__ void __launch_bounds__(256) clamp_quantize(lt_cuda_gate a) { gate_rows<true>(a); }
+
 extern "C" __global__ void __launch_bounds__(256) gate_quantize_prompt(lt_cuda_gate a)
 {
     lt_begin();
-    gate_block(a, blockIdx.x * 256 + threadIdx.x);
+    gate_block<false>(a, blockIdx.x * 256 + threadIdx.x);
+}
+
+extern "C" __global__ void __launch_bounds__(256) clamp_quantize_prompt(lt_cuda_gate a)
+{
+    lt_begin();
+    gate_block<true>(a, blockIdx.x * 256 + threadIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) heads_store_prompt(lt_cuda_heads a)

@@ -57,15 +57,19 @@ LT_DEV void turn_head(const lt_cuda_heads &a, int h, int token, int lane)
     }
 }
 
+template <bool clamp> LT_DEV float gate_times(const lt_cuda_gate &a, float x, float z)
+{
+    return clamp ? clamp_times(x, z, a.alpha, a.limit) : a.gelu ? gelu_times(x, z) : silu_times(x, z);
+}
+
 /* Eight lanes a block of 32 columns; rows at multiples of 16 bytes. */
-LT_DEV void gate_block(const lt_cuda_gate &a, uint32_t id)
+template <bool clamp> LT_DEV void gate_block(const lt_cuda_gate &a, uint32_t id)
 {
     const uint32_t blocks = (uint32_t)a.cols / 32, lane = id % 8, row = id / 8 / blocks, b = id / 8 % blocks;
     if (row >= (uint32_t)a.rows)
         return;
     const float4 x = lt_at<const float4>(a.a, row * a.a_row)[8 * b + lane], z = lt_at<const float4>(a.b, row * a.b_row)[8 * b + lane];
-    const float4 v = a.gelu ? make_float4(gelu_times(x.x, z.x), gelu_times(x.y, z.y), gelu_times(x.z, z.z), gelu_times(x.w, z.w))
-                            : make_float4(silu_times(x.x, z.x), silu_times(x.y, z.y), silu_times(x.z, z.z), silu_times(x.w, z.w));
+    const float4 v = make_float4(gate_times<clamp>(a, x.x, z.x), gate_times<clamp>(a, x.y, z.y), gate_times<clamp>(a, x.z, z.z), gate_times<clamp>(a, x.w, z.w));
     if (a.y)
         lt_at<float4>(a.y, row * a.y_row)[8 * b + lane] = v;
     quantize_four(v, lt_at<uint8_t>(a.q, row * a.q_row), a.cols, (int)b, (int)lane);

@@ -1,21 +1,24 @@
 /* rows.cu - quantisation, norm, rotation, cache writes and elementwise ops. */
 #include "rows.cuh"
 
-/* extra 8: four elements a thread, rows at multiples of 16 bytes; extra 32: one. b is not used. */
-extern "C" __global__ void quantize_rows(lt_cuda_rows a)
+/* extra 8: four elements a thread, rows at multiples of 16 bytes; extra 32: one. b is not used. many: rows are [outer][inner]. */
+template <bool many> LT_DEV void quantize_some(const lt_cuda_rows &a)
 {
     lt_begin();
     const uint32_t lanes = (uint32_t)a.extra, blocks = (uint32_t)a.cols / 32, id = blockIdx.x * blockDim.x + threadIdx.x;
     const uint32_t lane = id % lanes, t = id / lanes / blocks, b = id / lanes % blocks;
-    if (t >= (uint32_t)a.outer)
+    if (t >= (uint32_t)a.outer * (many ? (uint32_t)a.inner : 1))
         return;
-    const float *x = lt_at<const float>(a.a, t * a.a_outer) + 32 * b;
-    uint8_t *y = lt_at<uint8_t>(a.y, t * a.y_outer);
+    const uint32_t o = many ? t / (uint32_t)a.inner : t, n = many ? t % (uint32_t)a.inner : 0;
+    const float *x = lt_at<const float>(a.a, o * a.a_outer + (many ? n * a.a_inner : 0)) + 32 * b;
+    uint8_t *y = lt_at<uint8_t>(a.y, o * a.y_outer + (many ? n * a.y_inner : 0));
     if (lanes == 32)
         quantize_block(x[lane], y, a.cols, (int)b, (int)lane);
     else
         quantize_four(((const float4 *)x)[lane], y, a.cols, (int)b, (int)lane);
 }
+extern "C" __global__ void quantize_rows(lt_cuda_rows a) { quantize_some<false>(a); }
+extern "C" __global__ void quantize_apart(lt_cuda_rows a) { quantize_some<true>(a); }
 
 /* One block of 256 threads a row; thread i owns accumulator i. b: weights. value: eps. */
 extern "C" __global__ void rms_norm(lt_cuda_rows a)
@@ -84,15 +87,15 @@ template <typename T, typename F> LT_DEV void each(const lt_cuda_rows &a, F f)
     extern "C" __global__ void name(lt_cuda_rows a)                                                   \
     {                                                                                                 \
         lt_begin();                                                                                   \
-        const float value = a.value;                                                                  \
-        (void)value;                                                                                  \
+        const float value = a.value, limit = a.limit;                                                 \
+        (void)value, (void)limit;                                                                     \
         each<float>(a, [=](float x, float z) { (void)z; return expression; });                        \
     }                                                                                                 \
     extern "C" __global__ void name##_4(lt_cuda_rows a)                                               \
     {                                                                                                 \
         lt_begin();                                                                                   \
-        const float value = a.value;                                                                  \
-        (void)value;                                                                                  \
+        const float value = a.value, limit = a.limit;                                                 \
+        (void)value, (void)limit;                                                                     \
         each<float4>(a, [=](float x, float z) { (void)z; return expression; });                       \
     }
 EACH(add_rows, lt_add(x, z))
@@ -100,6 +103,7 @@ EACH(scale_rows, lt_mul(x, value))
 EACH(softcap_rows, lt_softcap(x, value))
 EACH(silu_mul, silu_times(x, z))
 EACH(gelu_mul, gelu_times(x, z))
+EACH(clamp_mul, clamp_times(x, z, value, limit))
 
 /* y[n] = a[b[n]]; an index out of range is reported. outer: rows of y, inner: rows of a. */
 extern "C" __global__ void take_rows(lt_cuda_rows a)

@@ -96,6 +96,14 @@ LT_DEV float gelu_times(float x, float z)
     return lt_mul(lt_div(x, lt_add(1.0f, lt_exp(lt_mul(-2.0f, u)))), z);
 }
 
+/* Both comparisons are false for NaN, which stays. */
+LT_DEV float clamp_times(float g, float u, float alpha, float limit)
+{
+    g = g > limit ? limit : g;
+    u = u > limit ? limit : u < -limit ? -limit : u;
+    return lt_mul(lt_div(g, lt_add(1.0f, lt_exp(-lt_mul(alpha, g)))), lt_add(u, 1.0f));
+}
+
 /* The row of a position's K or V of one head; NULL, reported, when position or page is wrong. */
 LT_DEV uint8_t *cache_row(const lt_cuda_kv &kv, uint64_t cache, int pos, uint64_t table, int h, bool value)
 {
