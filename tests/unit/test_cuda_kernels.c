@@ -387,6 +387,26 @@ static void products_of_experts_go_by_their_number(void **state)
     }
 }
 
+/* A chunk of 32 MiB holds seven of the one kind, and a third of the other: lists, tiles of eight, then two kernels a chunk. */
+static void experts_are_packed_by_chunks(void **state)
+{
+    (void)state;
+    if (!lt__cuda_images[0].family)
+        skip();
+    rig r = open_rig("cuda:" LT_CUDA_FAKE);
+    OK(lt_device_commit(r.dev, r.mem, 2 * MIB, &r.err));
+    for (int large = 0; large < 2; large++) {
+        lt_op_args a = product_args(&r, LT_DTYPE_Q8_0, 64, 0, EXPERTS, false);
+        const int64_t rows = large ? 16384 : 2048, cols = large ? 4096 : 2048, n = large ? 3 : 16;
+        a.src[0] = view2(r.mem, LT_DTYPE_Q8A, 64, cols);
+        a.src[1] = view3(r.mem + 0x100000000, LT_DTYPE_Q8_0, n, rows, cols);
+        a.dst = view3(r.mem + 0x3000000, LT_DTYPE_F32, 64, 4, rows);
+        assert_int_equal(launches_of(&r, &a), large ? 2 + 2 * 3 * 3 : 2 + 2 * 3);
+        assert_in_range(lt__device_scratch_bytes(r.dev, &a), 16 * MIB, 48 * MIB);
+    }
+    close_rig(&r);
+}
+
 static void older_cards_and_odd_rows_of_experts(void **state)
 {
     (void)state;
@@ -441,7 +461,7 @@ static void a_block_of_experts_is_fused(void **state)
     if (!lt__cuda_images[0].family)
         skip();
     for (int form = 0; form < 4; form++) {
-        const bool sliced = form & 1, partly = form == 2, apart = form == 3; /* partly: another list does the rest; apart: biases of other ids */
+        const bool sliced = form & 1, partly = form == 2, apart = form == 3; /* partly: another list does the rest; apart: biases and shares of other ids */
         rig r = open_rig("cuda:fuse=1," LT_CUDA_FAKE);
         OK(lt_device_commit(r.dev, r.mem, 2 * MIB, &r.err));
         lt_op_args ops[16];
@@ -451,7 +471,7 @@ static void a_block_of_experts_is_fused(void **state)
         lt_view ids = view2(r.mem + 0x2000000, LT_DTYPE_I32, 1, 4), other = ids, bias = view2(r.mem + 0x120000, LT_DTYPE_F32, EXPERTS, 96);
         other.addr += 64;
         ops[n++] = (lt_op_args){.op = LT_OP_TOP_K, .n_src = 1, .params.TOP_K = {4}, .src = {scores}, .dst = ids};
-        ops[n++] = (lt_op_args){.op = LT_OP_TOP_SHARE, .n_src = 2, .src = {scores, ids}, .dst = share};
+        ops[n++] = (lt_op_args){.op = LT_OP_TOP_SHARE, .n_src = 2, .src = {scores, apart ? other : ids}, .dst = share};
         lt_view y[2];
         for (int w = 0; w < 2; w++) { /* gate, its bias, up, its bias */
             for (uint32_t first = 0; first < EXPERTS; first += sliced ? 3 : EXPERTS) {
@@ -473,7 +493,7 @@ static void a_block_of_experts_is_fused(void **state)
         uint64_t before = counts().launches;
         OK(lt__list_run(r.q, &list, &r.err));
         /* routing, both products and their biases, gate and quantisation, down, sum; where it is not all experts, biases alone */
-        assert_int_equal(counts().launches - before, partly || apart ? 7 : 5);
+        assert_int_equal(counts().launches - before, partly ? 7 : apart ? 8 : 5);
         assert_int_equal(graph_runs(&r), 1);
         lt__list_free(r.dev, &list);
         close_rig(&r);
@@ -559,6 +579,7 @@ int main(void)
         cmocka_unit_test(caps_and_sinks_have_kernels_of_their_own),
         cmocka_unit_test(products_pass_biases_to_their_neighbours),
         cmocka_unit_test(products_of_experts_go_by_their_number),
+        cmocka_unit_test(experts_are_packed_by_chunks),
         cmocka_unit_test(older_cards_and_odd_rows_of_experts),
         cmocka_unit_test(what_experts_refuse),
         cmocka_unit_test(a_block_of_experts_is_fused),
