@@ -187,8 +187,13 @@ static lt_status give_each(lt_cuda_device *dev, CUstream stream, const lt_op_arg
         how = lt__cuda_linear_plain(args[0]->src[1].dtype);
     lt_cuda_experts e = products_of(args, n, &how);
     for (uint32_t i = 0; biases && i < n; i++)
-        if (biases[i])
-            e.of[i].bias = biases[i]->src[1].addr, e.of[i].bias_row = biases[i]->src[1].stride[0];
+        if (biases[i]) {
+            e.of[i].bias = biases[i]->src[1].addr;
+            e.of[i].bias_row = biases[i]->src[1].stride[0];
+            e.all = (int32_t)biases[i]->src[1].dim[0];
+            e.wrong = lt__cuda_wrong(dev);
+            e.name = (uint64_t)(uintptr_t)(biases[i]->name ? biases[i]->name : "expert_bias");
+        }
     name_of(&name, args[0], &how);
     lt_cuda_dim grid = {(uint32_t)e.a.units / how.units_of_block, (uint32_t)e.a.tokens, 1}, block = {how.threads, 1, 1};
     return lt__cuda_launch(dev, "experts", name, grid, block, how.shared, stream, (void *[]){&e}, args[0], err);

@@ -116,9 +116,9 @@ typedef struct lt_cuda_expert_part {
 } lt_cuda_expert_part;
 typedef struct lt_cuda_experts {
     lt_cuda_linear      a;
-    uint64_t            ids, pairs, tiles;
+    uint64_t            ids, pairs, tiles, wrong, name;
     int64_t             ids_row, x_pick;
-    int32_t             picks, pad;
+    int32_t             picks, all; /* with biases: experts in all; another number in ids is reported */
     lt_cuda_expert_part of[LT_CUDA_LINEAR_PARTS];
 } lt_cuda_experts;
 

@@ -237,7 +237,10 @@ template <typename F> LT_DEV void one_pair(const lt_cuda_experts &b, int unit, F
     lt_begin();
     const int part = lt_part_index(b.a, unit), token = (int)blockIdx.y / b.picks, k = (int)blockIdx.y % b.picks;
     const lt_cuda_expert_part &of = b.of[part];
-    const uint32_t e = (uint32_t)lt_at<const int>(b.ids, token * b.ids_row)[k] - (uint32_t)of.first;
+    const int id = lt_at<const int>(b.ids, token * b.ids_row)[k];
+    const uint32_t e = (uint32_t)id - (uint32_t)of.first;
+    if (b.all && (uint32_t)id >= (uint32_t)b.all && threadIdx.x == 0)
+        lt_wrong(b.wrong, b.name, LT_CUDA_WRONG_EXPERT, id);
     if (e < (uint32_t)of.experts)
         product(lt_one_pair{(uint64_t)e * (uint64_t)of.w_expert, lt_at<const uint8_t>(b.a.x, token * b.a.x_stride + k * b.x_pick),
                             token * b.a.part[part].y_stride + k * of.y_pick,
