@@ -7,12 +7,11 @@
 
 /* A copy ends where a chunk does: large ones, but for a budget that has to choose. */
 #define WHOLE_CHUNK (UINT64_C(256) << 20)
-#define PART_CHUNK (UINT64_C(32) << 20)
 
 void lt__pins_init(lt__pins *p, lt_ctx *ctx, lt_device *dev, uint64_t most_bytes)
 {
     *p = (lt__pins){.ctx = ctx, .dev = dev, .left = lt__pin_budget(dev, most_bytes), .whole_chunk = WHOLE_CHUNK,
-                    .part_chunk = PART_CHUNK};
+                    .part_chunk = LT__PIN_PART_CHUNK};
 }
 
 static uint64_t chunk_bytes(const lt__pin *pin, size_t k) { return lt__min_u64(pin->chunk, pin->bytes - k * pin->chunk); }

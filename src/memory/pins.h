@@ -8,6 +8,8 @@
 #include "lowtide/device.h"
 #include "lowtide/store.h"
 
+#define LT__PIN_PART_CHUNK (UINT64_C(32) << 20) /* of a file that does not fit the budget */
+
 typedef struct lt__pin {
     lt_store *store;
     uint32_t  file;

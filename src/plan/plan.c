@@ -9,6 +9,7 @@
 #include "base/host.h"
 #include "base/mem.h"
 #include "memory/hosttier.h"
+#include "memory/pins.h"
 #include "plan/plan_internal.h"
 
 #define DEFAULT_CTX 8192u
@@ -220,8 +221,8 @@ static uint64_t cut_total(const lt_plan *p, bool experts)
     return total;
 }
 
-/* Error diffusion along the pass spreads what is streamed. Of experts the first of each weight stay: the slices of a
- * weight that have the same place are one launch. Returns the room that is left. */
+/* Error diffusion along the pass spreads what is streamed, by slices; of experts by whole weights: one launch each, and
+ * what is read in place lies together in the file. Returns the room that is left. */
 static uint64_t spread_slices(lt_plan *p, bool experts, uint64_t room)
 {
     uint64_t total = cut_total(p, experts), left = room;
@@ -233,17 +234,17 @@ static uint64_t spread_slices(lt_plan *p, bool experts, uint64_t room)
             continue;
         while (experts && end < p->n_slices && p->slices[end].weight == first->weight)
             end++;
+        uint64_t b = 0;
         for (size_t k = i; k < end; k++)
-            credit += share * (double)block(p->slices[k].bytes);
-        for (size_t k = i; k < end; k++) {
-            uint64_t b = block(p->slices[k].bytes);
-            if (credit >= (double)b && b <= left) {
-                credit -= (double)b;
-                left -= b;
-            } else {
-                p->slices[k].place = LT_PLACE_STREAMED;
-            }
+            b += block(p->slices[k].bytes);
+        credit += share * (double)b;
+        if (credit >= (double)b && b <= left) {
+            credit -= (double)b;
+            left -= b;
+            continue;
         }
+        for (size_t k = i; k < end; k++)
+            p->slices[k].place = LT_PLACE_STREAMED;
     }
     return left;
 }
@@ -393,25 +394,36 @@ static lt_status find_room(const lt__plan_input *in, const lt_plan_desc *d, cons
     return LT_OK;
 }
 
+/* Bytes of experts that do not stay on the device, with what is locked around each weight's. */
+static uint64_t streamed_experts(const lt_plan *p)
+{
+    uint64_t sum = 0;
+    for (size_t k = 0; k < p->n_slices; k++) {
+        const lt__plan_slice *s = &p->slices[k];
+        if (s->place == LT_PLACE_STREAMED && is_expert(p, s))
+            sum += s->bytes + (k && p->slices[k - 1].weight == s->weight && p->slices[k - 1].place == s->place ? 0 : LT__PIN_PART_CHUNK);
+    }
+    return sum;
+}
+
 /* What would be streamed is read in place by passes of one token, as long as the file may stay page-locked. */
 static lt_status map_slices(lt_plan *p, const lt__plan_input *in, const lt_device_info *dev, const lt_plan_desc *d, lt_err *err)
 {
     char a[24], b[24];
     lt_plan_info *i = &p->info;
-    bool all = d->offload == LT_OFFLOAD_MAPPED, experts = false;
-    for (size_t k = 0; k < p->n_slices; k++)
-        experts |= p->slices[k].place == LT_PLACE_STREAMED && is_expert(p, &p->slices[k]);
+    bool all = d->offload == LT_OFFLOAD_MAPPED;
+    uint64_t experts = lt__min_u64(streamed_experts(p), in->file_bytes);
     if (!i->streamed_bytes || !(all || (experts && dev->maps_host)))
         return LT_OK;
     /* What is streamed lies all over the file, which is locked in large chunks. */
     uint64_t most = p->direct ? d->ram_bytes ? d->ram_bytes : lt__host_budget() : lt__pin_limit(dev);
-    if (in->file_bytes > most && !all) {
-        lt__plan_reason(p, "experts are streamed to every token, the unused ones too: to read the used ones in place, the model's %s would have to "
-                           "stay page-locked in host memory, and %s %s", lt__format_bytes(in->file_bytes, a, sizeof a),
+    if (!all && (experts > most || p->direct)) {
+        lt__plan_reason(p, "experts are streamed to every token, the unused ones too: to read the used ones in place, %s would have to stay "
+                           "page-locked in host memory, and %s %s", lt__format_bytes(experts, a, sizeof a),
                         lt__format_bytes(most, b, sizeof b), p->direct ? "of RAM may be used" : "is the most that may be locked");
         return LT_OK;
     }
-    if (in->file_bytes > most)
+    if (all && in->file_bytes > most)
         return lt__fail(err, LT_E_NO_FIT, "offload mapped: the model's %s would have to stay page-locked in host memory, and %s %s; leave it at stream",
                         lt__format_bytes(in->file_bytes, a, sizeof a), lt__format_bytes(most, b, sizeof b),
                         p->direct ? "of RAM may be used" : "is the most that may be locked");
@@ -448,7 +460,8 @@ static void fill_info(lt_plan *p, const choice *c)
 }
 
 /* Whether weights come by way of the page cache. On a host-visible device the budget is RAM, and page cache
- * behind its back would break it; a card's weights go around it where they would not stay in it. */
+ * behind its back would break it; a card's weights go around it where they would not stay in it. Of a model with
+ * experts only what is read again and again has to stay: the rest is read once. */
 static void choose_way(lt_plan *p, const lt__plan_input *in, const lt_device_info *dev, const lt_plan_desc *d)
 {
     char a[24], b[24];
@@ -457,12 +470,13 @@ static void choose_way(lt_plan *p, const lt__plan_input *in, const lt_device_inf
         return;
     }
     uint64_t ram = d->ram_bytes ? d->ram_bytes : lt__host_budget();
-    p->direct = in->file_bytes > ram;
+    uint64_t experts = streamed_experts(p), again = experts ? lt__min_u64(p->info.streamed_bytes + p->info.host_bytes, in->file_bytes) : in->file_bytes;
+    p->direct = again > ram;
     if (!p->direct)
         return;
     p->staging_bytes = lt__max_u64(lt__min_u64(ram / 8, MAX_STAGING), MIN_STAGING);
-    lt__plan_reason(p, "the file of %s is more than %s of RAM: its weights are read from disk past the page cache",
-                    lt__format_bytes(in->file_bytes, a, sizeof a), lt__format_bytes(ram, b, sizeof b));
+    lt__plan_reason(p, "%s %s is more than %s of RAM: weights are read from disk past the page cache", experts ? "what is read again and again," : "the file of",
+                    lt__format_bytes(again, a, sizeof a), lt__format_bytes(ram, b, sizeof b));
 }
 
 /* All but the graph and the weights, which are the caller's until there is a plan. */

@@ -104,7 +104,9 @@ lt_mark *lt__hostevent_mark(lt_hostevent *ev);
 /* Appends a command that reaches m; takes over one reference on success. queue.c. */
 lt_status lt__hostqueue_record(lt_hostqueue *q, lt_mark *m, lt_err *err);
 
-/* launch.c: address checks, the row, the team. args is the queue's copy; addresses become pointers. *mapped: bytes of
+/* launch.c: what a product reads of its weight; of experts those that are named. Addresses are pointers. */
+uint64_t lt__hostdev_weight_bytes(const lt_op_args *args);
+/* Address checks, the row, the team. args is the queue's copy; addresses become pointers. *mapped: bytes of
  * host memory that it read in place. */
 lt_status lt__hostdev_launch(lt_hostdev *d, const lt_cpu_row *row, lt_op_args *args, uint64_t *mapped, lt_err *err);
 lt_status lt__hostdev_resolve(lt_hostdev *d, const char *what, lt_addr a, uint64_t bytes, void **out, lt_err *err);

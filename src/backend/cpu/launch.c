@@ -43,8 +43,27 @@ static bool resolve_mapped(lt_hostdev *d, lt_addr a, uint64_t bytes, void **out)
     return d->maps && a >= d->map_bias && d->maps(d, *out, bytes);
 }
 
+uint64_t lt__hostdev_weight_bytes(const lt_op_args *args)
+{
+    enum { MOST = 4096 };
+    const lt_view *w = &args->src[1], *ids = &args->src[2];
+    bool used[MOST] = {false};
+    uint64_t bytes = 0, n = 0;
+    (void)lt__view_extent(w, &bytes);
+    if (args->op != LT_OP_EXPERT_LINEAR || w->dim[0] > MOST)
+        return bytes;
+    for (int64_t t = 0; t < ids->dim[0]; t++)
+        for (int64_t k = 0; k < ids->dim[1]; k++) {
+            int64_t e = ((const int32_t *)(uintptr_t)(ids->addr + (uint64_t)(t * ids->stride[0])))[k] - (int64_t)args->params.EXPERT_LINEAR.first;
+            if (e >= 0 && e < w->dim[0] && !used[e])
+                used[e] = true, n++;
+        }
+    return n * (bytes / (uint64_t)w->dim[0]);
+}
+
 static lt_status resolve_views(lt_hostdev *d, lt_op_args *args, const char *name, uint64_t *mapped, lt_err *err)
 {
+    bool weight = false; /* of a product, in place */
     for (uint32_t i = 0; i <= args->n_src; i++) {
         lt_view *v = i < args->n_src ? &args->src[i] : &args->dst;
         uint64_t bytes;
@@ -52,7 +71,8 @@ static lt_status resolve_views(lt_hostdev *d, lt_op_args *args, const char *name
         if (!lt__view_extent(v, &bytes))
             return lt__fail(err, LT_E_INVALID, "%s: operand %" PRIu32 " has no valid extent", name, i);
         if (i < args->n_src && resolve_mapped(d, v->addr, bytes, &p)) {
-            *mapped += bytes;
+            weight |= i == 1 && lt_op_cuts(args->op);
+            *mapped += weight && i == 1 ? 0 : bytes;
         } else {
             lt_status s = lt__hostdev_resolve(d, name, v->addr, bytes, &p, err);
             if (s != LT_OK)
@@ -60,6 +80,8 @@ static lt_status resolve_views(lt_hostdev *d, lt_op_args *args, const char *name
         }
         v->addr = (lt_addr)(uintptr_t)p;
     }
+    if (weight) /* now that ids can be read */
+        *mapped += lt__hostdev_weight_bytes(args);
     if (args->scratch) {
         void *p = NULL;
         lt_status s = lt__hostdev_resolve(d, name, args->scratch, 1, &p, err);

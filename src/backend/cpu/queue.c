@@ -169,9 +169,7 @@ static uint64_t virtual_launch_ns(const lt_hostclock *clock, const lt_op_args *a
 {
     if (args->virtual_ns)
         return args->virtual_ns;
-    uint64_t bytes = 0;
-    if (args->op == LT_OP_LINEAR)
-        (void)lt__view_extent(&args->src[1], &bytes);
+    uint64_t bytes = lt_op_cuts(args->op) ? lt__hostdev_weight_bytes(args) : 0;
     return lt__hostclock_span_ns(bytes, clock->compute_rate);
 }
 

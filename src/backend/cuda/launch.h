@@ -43,7 +43,7 @@ bool lt__cuda_linear_lines(const lt_cuda_device *dev, lt_dtype dtype, int64_t co
 
 /* EXPERT_LINEAR of 1 to 4 weights or slices with one x and one ids, of few pairs, in one launch; as above. Then, where
  * bias_ok says so of each, the EXPERT_BIAS that follow: args[n] on. */
-bool lt__cuda_expert_group_ok(const lt_cuda_device *dev, const lt_op_args *const *args, uint32_t n);
+bool lt__cuda_expert_group_ok(lt_cuda_device *dev, const lt_op_args *const *args, uint32_t n);
 bool lt__cuda_bias_ok(const lt_op_args *const *args, uint32_t n, const lt_op_args *bias);
 LT_NODISCARD lt_status
 lt__cuda_expert_group(lt_cuda_device *dev, CUstream stream, const lt_op_args *const *args, uint32_t n, uint32_t n_biases, lt_err *err);

@@ -4,6 +4,7 @@
  * eight. The host never learns which expert a token took: grids are those of the worst case, and blocks without work end. */
 #include <stdio.h>
 
+#include "backend/cuda/device.h"
 #include "backend/cuda/launch.h"
 
 #define FEW_PAIRS 16
@@ -151,11 +152,27 @@ static bool way_of(const lt_cuda_device *dev, const lt_op_args *const *args, uin
 
 bool lt__cuda_few_ok(const lt_cuda_device *dev, const lt_op_args *args, lt_cuda_way *out) { return way_of(dev, &args, 1, LT_CUDA_FEW, out); }
 
+/* One pair after another. */
+static lt_cuda_way way_of_each(lt_cuda_device *dev, const lt_op_args *const *args, uint32_t n)
+{
+    const lt_view *w = &args[0]->src[1];
+    bool w_aligned = true, packed = true;
+    lt_cuda_way how;
+    for (uint32_t i = 0; i < n; i++) {
+        uint64_t row_bytes;
+        w_aligned = w_aligned && aligned(&args[i]->src[1]);
+        packed = packed && lt_dtype_row_bytes(w->dtype, (uint64_t)w->dim[2], &row_bytes) && row_bytes == (uint64_t)args[i]->src[1].stride[1];
+    }
+    if (packed && lt__cuda_on_host(dev, w->addr) && lt__cuda_linear_lines(dev, w->dtype, w->dim[2], w_aligned, aligned(&args[0]->src[0]), &how))
+        return how;
+    return way_of(dev, args, n, 1, &how) ? how : lt__cuda_linear_plain(w->dtype);
+}
+
 static lt_cuda_experts products_of(const lt_op_args *const *args, uint32_t n, const lt_cuda_way *how)
 {
     const lt_view *x = &args[0]->src[0], *ids = &args[0]->src[2];
     lt_cuda_experts e = {.a = {.x = x->addr, .x_stride = x->stride[0], .cols = (int32_t)x->dim[x->ndim - 1], .parts = (int32_t)n,
-                               .tokens = (int32_t)(ids->dim[0] * ids->dim[1])},
+                               .tokens = (int32_t)(ids->dim[0] * ids->dim[1]), .rows_of = how->rows},
                          .ids = ids->addr, .ids_row = ids->stride[0], .x_pick = x->ndim == 3 ? x->stride[1] : 0, .picks = (int32_t)ids->dim[1]};
     for (uint32_t i = 0; i < n; i++) {
         const lt_view *w = &args[i]->src[1], *y = &args[i]->dst;
@@ -173,6 +190,8 @@ static void name_of(char (*name)[40], const lt_op_args *args, const lt_cuda_way 
 {
     if (how->plain)
         snprintf(*name, sizeof *name, "expert_%s_plain", lt_dtype_get(args->src[1].dtype)->name);
+    else if (how->lines)
+        snprintf(*name, sizeof *name, "expert_%s_lines", lt_dtype_get(args->src[1].dtype)->name);
     else
         snprintf(*name, sizeof *name, "expert_%s_%d", lt_dtype_get(args->src[1].dtype)->name, how->tokens);
 }
@@ -181,10 +200,8 @@ static void name_of(char (*name)[40], const lt_op_args *args, const lt_cuda_way 
 static lt_status give_each(lt_cuda_device *dev, CUstream stream, const lt_op_args *const *args, uint32_t n, const lt_op_args *const *biases,
                            lt_err *err)
 {
-    lt_cuda_way how;
+    const lt_cuda_way how = way_of_each(dev, args, n);
     char name[40];
-    if (!way_of(dev, args, n, 1, &how))
-        how = lt__cuda_linear_plain(args[0]->src[1].dtype);
     lt_cuda_experts e = products_of(args, n, &how);
     for (uint32_t i = 0; biases && i < n; i++)
         if (biases[i]) {
@@ -253,7 +270,7 @@ static bool same_rows(const lt_view *a, const lt_view *b)
     return true;
 }
 
-bool lt__cuda_expert_group_ok(const lt_cuda_device *dev, const lt_op_args *const *args, uint32_t n)
+bool lt__cuda_expert_group_ok(lt_cuda_device *dev, const lt_op_args *const *args, uint32_t n)
 {
     if (n < 1 || n > LT_CUDA_LINEAR_PARTS)
         return false;
@@ -262,7 +279,8 @@ bool lt__cuda_expert_group_ok(const lt_cuda_device *dev, const lt_op_args *const
         const lt_op_args *a = args[i];
         const char *why;
         if (a->op != LT_OP_EXPERT_LINEAR || a->prefill || lists(a) || !accepts_products(dev, a, &why) ||
-            !same_rows(&a->src[0], &args[0]->src[0]) || !same_rows(&a->src[2], &args[0]->src[2]) || a->src[1].dtype != args[0]->src[1].dtype)
+            !same_rows(&a->src[0], &args[0]->src[0]) || !same_rows(&a->src[2], &args[0]->src[2]) || a->src[1].dtype != args[0]->src[1].dtype ||
+            lt__cuda_on_host(dev, a->src[1].addr) != lt__cuda_on_host(dev, args[0]->src[1].addr))
             return false;
         rows += a->src[1].dim[1] + 64;
     }

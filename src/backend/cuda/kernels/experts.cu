@@ -2,6 +2,7 @@
  *
  * A product's block learns from ids whose weights it reads, so nothing of a weight is loaded before lt_begin; a block
  * whose expert is another slice's ends there. */
+#include "lines.cuh"
 #include "plain.cuh"
 #include "team.cuh"
 #include "wide.cuh"
@@ -290,6 +291,10 @@ template <typename F> LT_DEV void pair_tile(const lt_cuda_experts &b, F product)
 
 #define PLAIN(name, bytes, whole) ONE(name##_plain, 32 * WARPS, 4 * WARPS, plain_quant<LT_W_##name>)
 LT_CUDA_QUANTS(PLAIN)
+#define LINES(name, bytes, whole) ONE(name##_lines, 32 * LT_CUDA_LINES_WARPS, LT_CUDA_LINES_WARPS, linear_lines<LT_W_##name>)
+LT_CUDA_QUANTS(LINES)
+ONE(F16_lines, 32 * LT_CUDA_WIDE_LINES_WARPS, LT_CUDA_WIDE_LINES_WARPS, (linear_wide<1, 1, 1, 4, true>))
+ONE(BF16_lines, 32 * LT_CUDA_WIDE_LINES_WARPS, LT_CUDA_WIDE_LINES_WARPS, (linear_wide<2, 1, 1, 4, true>))
 ONE(F32_plain, 32 * WARPS, WARPS, plain_float<float>)
 ONE(F16_plain, 32 * WARPS, WARPS, plain_float<__half>)
 ONE(BF16_plain, 32 * WARPS, WARPS, plain_float<unsigned short>)
@@ -302,10 +307,10 @@ ONE(BF16_plain, 32 * WARPS, WARPS, plain_float<unsigned short>)
 #define TEAM(name, bytes, whole, tokens, rows, own, seg, stages) TEAM_##tokens(name, rows, own, seg, stages)
 LT_CUDA_TEAMS(TEAM)
 
-#define WIDE_1(name, kind, rows, batch, warps) ONE(name##_1, 32 * warps, warps, (linear_wide<kind, 1, rows, batch>))
+#define WIDE_1(name, kind, rows, batch, warps) ONE(name##_1, 32 * warps, warps, (linear_wide<kind, 1, rows, batch, false>))
 #define WIDE_2(name, kind, rows, batch, warps)
 #define WIDE_4(name, kind, rows, batch, warps)
-#define WIDE_8(name, kind, rows, batch, warps) TILE(name##_8, 32 * warps, (linear_wide<kind, 8, rows, batch>))
+#define WIDE_8(name, kind, rows, batch, warps) TILE(name##_8, 32 * warps, (linear_wide<kind, 8, rows, batch, false>))
 #define WIDE(tokens, rows, batch, warps)    \
     WIDE_##tokens(F32, 0, rows, batch, warps)  \
     WIDE_##tokens(F16, 1, rows, batch, warps)  \
