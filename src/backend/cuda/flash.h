@@ -10,6 +10,7 @@ typedef struct lt_cuda_flash {
     uint32_t    head_dim, rows, threads, bytes; /* rows: (token, head) pairs of a block; bytes of shared memory */
     uint32_t    keys; /* of a tile, where the copy engine brings them; else 0 */
     const char *sage; /* kernel that rounds the keys to int8, or NULL */
+    bool        items; /* a block an SM, which takes blocks of rows one after the other */
 } lt_cuda_flash;
 
 /* The kernel of a table that computes `how` for these arguments, or NULL and why. */

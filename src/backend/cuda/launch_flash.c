@@ -3,7 +3,7 @@
 #include "backend/cuda/flash.h"
 
 static const lt_cuda_flash kernels[] = {
-#define FLASH(name, D, BN, MT, WARPS, QREG, BLOCKS) {#name, D, 16 * MT * WARPS, 32 * WARPS, LT_FLASH_BYTES(D, BN, 16 * MT * WARPS, QREG), 0, NULL},
+#define FLASH(name, D, BN, MT, WARPS, QREG, BLOCKS) {#name, D, 16 * MT * WARPS, 32 * WARPS, LT_FLASH_BYTES(D, BN, 16 * MT * WARPS, QREG), 0, NULL, false},
 #include "backend/cuda/kernels/flash.def"
 #undef FLASH
 };
@@ -120,6 +120,10 @@ lt_status lt__cuda_flash_launch(const lt_cuda_flash *kernel, const char *family,
         return s;
     int64_t rows = (int64_t)a->tokens * (a->heads / a->kv.kv_heads);
     grid = (lt_cuda_dim){(uint32_t)a->kv.kv_heads, lt__cuda_blocks(rows, kernel->rows), 1};
+    if (kernel->items) {
+        uint64_t items = (uint64_t)grid.x * grid.y, sms = (uint64_t)lt__cuda_device_props(dev)->sm_count;
+        grid = (lt_cuda_dim){(uint32_t)lt__min_u64(items, sms), 1, 1};
+    }
     block.x = kernel->threads;
     return lt__cuda_launch(dev, family, kernel->name, grid, block, kernel->bytes, stream, (void *[]){&c, &maps}, args, err);
 }

@@ -1,10 +1,10 @@
 /* launch_flash_sm90a.c - ATTENTION over a prompt by the warp groups of Hopper; with int8 keys on request. */
 #include "backend/cuda/flash.h"
 
-#define ENTRY(name, D, BN, GROUPS, BYTES, KEYS) {#name, D, 64 * GROUPS, 128 * (GROUPS + 1), BYTES, BN, KEYS},
+#define ENTRY(name, D, BN, GROUPS, BYTES, KEYS, ITEMS) {#name, D, 64 * GROUPS, 128 * (GROUPS + 1), BYTES, BN, KEYS, ITEMS},
 
 static const lt_cuda_flash kernels[] = {
-#define FLASH90(name, D, BN, GROUPS, TURNS, STAGES) ENTRY(name, D, BN, GROUPS, LT_FLASH90_BYTES(D, BN, 64 * GROUPS, STAGES), NULL)
+#define FLASH90(name, D, BN, GROUPS, TURNS, STAGES) ENTRY(name, D, BN, GROUPS, LT_FLASH90_BYTES(D, BN, 64 * GROUPS, STAGES), NULL, false)
 #define SAGE90(name, D, BN, GROUPS, TURNS, STAGES)
 #include "backend/cuda/kernels/flash_sm90a.def"
 #undef FLASH90
@@ -14,7 +14,7 @@ static const lt_cuda_flash kernels[] = {
 static const lt_cuda_flash sage_kernels[] = {
 #define FLASH90(name, D, BN, GROUPS, TURNS, STAGES)
 #define SAGE90(name, D, BN, GROUPS, TURNS, STAGES)                                                                 \
-    ENTRY(name, D, BN, GROUPS, LT_SAGE90_BYTES(D, BN, 64 * GROUPS, STAGES), #name "_keys")
+    ENTRY(name, D, BN, GROUPS, LT_SAGE90_BYTES(D, BN, 64 * GROUPS, STAGES), #name "_keys", LT_SAGE_ITEMS(D))
 #include "backend/cuda/kernels/flash_sm90a.def"
 #undef FLASH90
 #undef SAGE90

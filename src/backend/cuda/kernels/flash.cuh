@@ -237,9 +237,9 @@ LT_DEV void flash_total(const lt_args &a, flash_rows &r, int row, int group, int
 /* A warp's sixteen results, from row0 on, through 2 KiB of shared memory at a time so that lines leave whole: as the
  * products lie, each store would touch eight of them. at(i): place of columns 32 i .. 32 i + 31, PLACES of them. */
 template <int D, int PLACES, int N, class AT>
-LT_DEV void flash_store(const lt_cuda_attention &a, const float (&o)[N][4], const flash_rows &r, int row0, int group, int kv_head, AT at)
+LT_DEV void flash_store(const lt_cuda_attention &a, const float (&o)[N][4], const flash_rows &r, int row0, int group, int kv_head, AT at,
+                        int lane = (int)threadIdx.x % 32)
 {
-    const int lane = (int)threadIdx.x % 32;
     float *y[4];
     __syncwarp();
 #pragma unroll

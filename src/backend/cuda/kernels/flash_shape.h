@@ -10,12 +10,18 @@
 #define LT_FLASH90_PANEL(D, ROWS) (((D) + 63) / 64 * (ROWS) * 128)
 #define LT_FLASH90_BYTES(D, BN, ROWS, STAGES) (2048 + LT_FLASH90_PANEL(D, ROWS) + 2 * (STAGES) * LT_FLASH90_PANEL(D, BN))
 
-/* With int8 keys: their rows padded to panels of 128, as many for the queries, and a scale a key in each stage; a panel of
- * ones beside the values where a product holds as many columns and the registers hold its result. */
+/* With int8 keys: their rows padded to panels of 128, as many for the queries, and a scale a key in each stage. */
 #define LT_SAGE_PITCH(D) (((D) + 127) / 128 * 128)
-#define LT_SAGE_ONES(D) ((D) == 128)
+
+/* Where a block an SM takes blocks of rows one after the other (flash_items.cuh): 12 places of 16 KiB, f32 rows on their way,
+ * barriers and the item, the scales of the keys, scales and positions of the rows. */
+#define LT_SAGE_ITEMS(D) ((D) == 128)
+#define LT_SAGE_PLACE 16384
+#define LT_SAGE_ASKED (3 * 4 * 2048) /* warps, each with four rows four times */
+#define LT_SAGE_ITEMS_BYTES(BN, ROWS, STAGES) (1024 + 12 * LT_SAGE_PLACE + LT_SAGE_ASKED + 256 + 4 * (STAGES) * (BN) + 8 * (ROWS))
+
 #define LT_SAGE90_BYTES(D, BN, ROWS, STAGES)                                                                           \
-    (2048 + LT_SAGE_PITCH(D) * ((ROWS) + (STAGES) * (BN)) +                                                            \
-     (STAGES) * (LT_FLASH90_PANEL(D, BN) + (LT_SAGE_ONES(D) ? 128 * (BN) : 0) + 4 * (BN)))
+    (LT_SAGE_ITEMS(D) ? LT_SAGE_ITEMS_BYTES(BN, ROWS, STAGES)                                                          \
+                      : 2048 + LT_SAGE_PITCH(D) * ((ROWS) + (STAGES) * (BN)) + (STAGES) * (LT_FLASH90_PANEL(D, BN) + 4 * (BN)))
 
 #endif

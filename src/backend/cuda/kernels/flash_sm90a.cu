@@ -12,13 +12,14 @@
 #include "wgmma.cuh"
 
 template <int D, int BN, int GROUPS, int STAGES, bool SAGE> struct shape {
-    static constexpr bool ONES = LT_SAGE_ONES(D) && SAGE; /* a panel of ones beside the values: products sum the weights */
+    static constexpr bool ITEMS = false, ONES = false; /* as in flash_items.cuh */
     static constexpr int BM = 64 * GROUPS, K_TILE = SAGE ? LT_SAGE_PITCH(D) * BN : LT_FLASH90_PANEL(D, BN);
-    static constexpr int V_BYTES = LT_FLASH90_PANEL(D, BN), V_TILE = V_BYTES + (ONES ? BN * 128 : 0);
+    static constexpr int N = D, V_TILE = LT_FLASH90_PANEL(D, BN), V_STEP = BN * 128; /* columns of the sums; bytes between panels */
     static constexpr int Q = 1024, K = Q + (SAGE ? LT_SAGE_PITCH(D) * BM : LT_FLASH90_PANEL(D, BM)), V = K + STAGES * K_TILE;
     static constexpr int SCALES = V + STAGES * V_TILE, END = SCALES + (SAGE ? STAGES * BN * 4 : 0);
     static constexpr int FULL = 0, EMPTY = 2 * STAGES, BARS = 4 * STAGES; /* full K, full V, empty K, empty V, each a stage */
     static_assert(END + 1024 == (SAGE ? LT_SAGE90_BYTES(D, BN, BM, STAGES) : LT_FLASH90_BYTES(D, BN, BM, STAGES)), "launches ask for as much");
+    static LT_DEV uint64_t values(uint64_t first, int stage) { return wg_step(first, stage * V_TILE); }
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -75,7 +76,7 @@ LT_DEV void feed(const lt_cuda_attention &a, const lt_cuda_flash_maps &maps, uin
             if (!lead)
                 continue;
             taken = taken && (!round || bar_wait(room, (round - 1) & 1));
-            bar_expect(full, S::V_BYTES);
+            bar_expect(full, S::V_TILE);
 #pragma unroll
             for (int x = 0; x < D; x += 64)
                 box_copy(to + x * BN * 2, value ? &maps.v : &maps.k, x, kv_head * LT_PAGE + base % LT_PAGE, page, full);
@@ -330,37 +331,29 @@ LT_DEV void begin_rows(const lt_cuda_attention &a, flash_rows &r, int row, int g
     }
 }
 
-template <int D, int BN, int GROUPS, bool TURNS, int STAGES, bool SAGE>
-LT_DEV void compute(const lt_args &a, uint8_t *mem, uint32_t smem, uint32_t bars, int begin, int end, int row0, int group, int kv_head, const flash_span &sp)
+/* Where a computing warp stands in the ring. fed: false once a tile did not come. */
+struct ring {
+    int stage, phase;
+    bool fed;
+};
+
+/* Tiles begin .. end of the ring: their weighted values in o, the sums of weights in r. */
+template <class S, int D, int BN, int GROUPS, bool TURNS, int STAGES, bool SAGE, bool QREG>
+LT_DEV void attend(const lt_args &a, uint8_t *mem, uint32_t smem, uint32_t bars, int begin, int end, const flash_span &sp,
+                   products<D, BN, S::BM, SAGE, QREG> &product, flash_rows &r, float (&o)[S::N / 8][4], ring &at)
 {
-    typedef shape<D, BN, GROUPS, STAGES, SAGE> S;
-    constexpr bool QREG = SAGE && D <= 128 && GROUPS == 2; /* queries in registers: a third less is read of shared memory */
-    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, wg = warp / 4;
-    flash_rows r;
-    stage_queries<D, S::BM, SAGE>(a, mem + S::Q, warp * 16, row0, group, kv_head, r);
-    flash_bend(a, r);
-    products<D, BN, S::BM, SAGE, QREG> product;
-    if constexpr (QREG) {
-        __syncwarp();
-#pragma unroll
-        for (int i = 0; i < D / 32; i++)
-            lt_ldmatrix4(product.qr[i], smem + S::Q + wg_at<S::BM>(warp * 16 + lane % 16, 2 * i + lane / 16));
-    } else {
-        wg_proxy();
-        named_sync(1 + wg, 128);
-    }
-    begin_rows(a, r, row0 + warp * 16 + lane / 4, group);
-    constexpr int N = S::ONES ? D + 8 : D;
-    float o[N / 8][4], s[BN / 8][4], fix[2];
+    const int lane = (int)threadIdx.x % 32, wg = (int)threadIdx.x / 128;
+    constexpr int N = S::N;
+    float s[BN / 8][4], fix[2];
     uint32_t p[BN / 16][4];
 #pragma unroll
     for (int i = 0; i < N / 8; i++)
 #pragma unroll
         for (int k = 0; k < 4; k++)
             o[i][k] = 0.0f;
-    const uint64_t q = wg_desc(smem + S::Q + wg * 64 * 128, 16), keys = wg_desc(smem + S::K, 16), values = wg_desc(smem + S::V, BN * 128);
-    bool fed = true;
-    int stage = 0, phase = 0;
+    const uint64_t q = wg_desc(smem + S::Q + wg * 64 * 128, 16), keys = wg_desc(smem + S::K, 16), values = wg_desc(smem + S::V, S::V_STEP);
+    bool fed = at.fed;
+    int stage = at.stage, phase = at.phase;
     const auto look = [&](int value, int at, int turn) { return GROUPS == 2 && bar_try(bars + 8 * (S::FULL + value * STAGES + at), turn); };
     const auto full = [&](int value, bool seen) { fed = fed && (seen || bar_wait(bars + 8 * (S::FULL + value * STAGES + stage), phase)); };
     const auto empty = [&](int value, int at) {
@@ -394,7 +387,7 @@ LT_DEV void compute(const lt_args &a, uint8_t *mem, uint32_t smem, uint32_t bars
         if (TURNS)
             named_sync(8 + wg, 256);
         begin_scores();
-        weigh<N, BN>(o, p, wg_step(values, before * S::V_TILE));
+        weigh<N, BN>(o, p, S::values(values, before));
         if (TURNS)
             named_arrive(8 + (wg ^ 1), 256);
         product.template end<1>(s, mem + S::SCALES + stage * BN * 4);
@@ -414,19 +407,41 @@ LT_DEV void compute(const lt_args &a, uint8_t *mem, uint32_t smem, uint32_t bars
     }
     if (TURNS && wg == 0)
         named_sync(8, 256);
-    weigh<N, BN>(o, p, wg_step(values, stage * S::V_TILE));
+    weigh<N, BN>(o, p, S::values(values, stage));
     wg_wait<0>();
     wg_hold(o);
+    if constexpr (S::ITEMS) {
+        empty(1, stage);
+        at.stage = stage + 1 < STAGES ? stage + 1 : 0;
+        at.phase = phase ^ (at.stage == 0);
+    }
+    at.fed = fed;
     if constexpr (S::ONES) { /* every lane has the sum of its rows */
         r.l[0] = lane % 4 ? 0.0f : o[D / 8][0];
         r.l[1] = lane % 4 ? 0.0f : o[D / 8][2];
     }
+}
+
+template <int D, int BN, int GROUPS, bool TURNS, int STAGES, bool SAGE>
+LT_DEV void compute(const lt_args &a, uint8_t *mem, uint32_t smem, uint32_t bars, int begin, int end, int row0, int group, int kv_head, const flash_span &sp)
+{
+    typedef shape<D, BN, GROUPS, STAGES, SAGE> S;
+    const int warp = (int)threadIdx.x / 32, wg = warp / 4, lane = (int)threadIdx.x % 32;
+    flash_rows r;
+    stage_queries<D, S::BM, SAGE>(a, mem + S::Q, warp * 16, row0, group, kv_head, r);
+    flash_bend(a, r);
+    products<D, BN, S::BM, SAGE, false> product;
+    wg_proxy();
+    named_sync(1 + wg, 128);
+    begin_rows(a, r, row0 + warp * 16 + lane / 4, group);
+    float o[S::N / 8][4];
+    ring at = {0, 0, true};
+    attend<S, D, BN, GROUPS, TURNS, STAGES, SAGE, false>(a, mem, smem, bars, begin, end, sp, product, r, o, at);
     const int row = row0 + warp * 16;
     flash_total(a, r, row + lane / 4, group, kv_head);
-    if (!fed)
+    if (!at.fed)
         r.l[0] = r.l[1] = __int_as_float(0x7fffffff);
-    if constexpr (!QREG)
-        named_sync(1 + wg, 128); /* all have used the queries, whose place the results take */
+    named_sync(1 + wg, 128); /* all have used the queries, whose place the results take */
     flash_store<D, (SAGE ? LT_SAGE_PITCH(D) : LT_FLASH90_PANEL(D, 1)) / 128>(
         a, o, r, row, group, kv_head, [&](int i) { return mem + S::Q + i * S::BM * 128 + warp * 2048; });
 }
@@ -445,12 +460,6 @@ template <int D, int BN, int GROUPS, bool TURNS, int STAGES, bool SAGE> LT_DEV v
         for (int i = 0; i < S::BARS; i++)
             bar_init(bars + 8 * i, i < S::EMPTY ? 1 : 4 * GROUPS);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    }
-    if constexpr (S::ONES) {
-        for (int i = (int)threadIdx.x; i < STAGES * BN * 8; i += 128 * (GROUPS + 1))
-            *(uint4 *)(shared + (smem - raw) + S::V + i / (BN * 8) * S::V_TILE + S::V_BYTES + i % (BN * 8) * 16) =
-                make_uint4(0x3c003c00u, 0x3c003c00u, 0x3c003c00u, 0x3c003c00u);
-        wg_proxy();
     }
     __syncthreads();
     const int begin = sp.first / BN, end = sp.last / BN;
@@ -512,8 +521,14 @@ template <int D> LT_DEV void sage_keys(const lt_cuda_attention &a)
         }
     }
 }
+#include "flash_items.cuh"
+
 #define KEYS(D) sage_keys<D>(a)
-#define BODY(...) flash90<__VA_ARGS__>(a, maps)
+#define BODY(D, BN, GROUPS, TURNS, STAGES, SAGE)                                                                       \
+    if constexpr (SAGE && LT_SAGE_ITEMS(D))                                                                            \
+        flash90_items<items<D, BN, STAGES>>(a, maps);                                                                  \
+    else                                                                                                               \
+        flash90<D, BN, GROUPS, TURNS, STAGES, SAGE>(a, maps)
 #else
 #define BODY(...) (void)a, (void)maps
 #define KEYS(D) (void)a

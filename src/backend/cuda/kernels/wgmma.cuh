@@ -188,6 +188,16 @@ LT_DEV void bulk_copy(uint32_t to, const void *from, int bytes, uint32_t bar)
                  : "memory");
 }
 LT_DEV void named_sync(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+/* The same, and whether all had p. */
+LT_DEV bool named_all(int id, int threads, bool p)
+{
+    uint32_t all;
+    asm volatile("{ .reg .pred p, q; setp.ne.u32 p, %3, 0; bar.red.and.pred q, %1, %2, p; selp.u32 %0, 1, 0, q; }"
+                 : "=r"(all)
+                 : "r"(id), "r"(threads), "r"((uint32_t)p)
+                 : "memory");
+    return all;
+}
 LT_DEV void named_arrive(int id, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 
 #endif
