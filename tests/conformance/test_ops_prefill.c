@@ -281,6 +281,47 @@ static void sage_is_bounded_and_does_not_depend_on_the_batch(void **state)
     print_message("sage: %d launches, NMSE %.2g, the bound is %.2g\n", ran, worst, BOUND_SAGE);
 }
 
+/* More blocks of rows than a card has room for at once, some of one tile, some seen in part, some by a window, have the bits
+ * of a few at a time: what a block keeps from one of them to the next is nothing. */
+static void sage_of_many_blocks_of_rows(void **state)
+{
+    (void)state;
+    static const setup all[] = {
+        {.dim = 128, .length = 1100, .tokens = 1100, .kv_heads = 8, .heads = 32},
+        {.dim = 128, .length = 1500, .tokens = 1100, .kv_heads = 8, .heads = 32, .window = 200, .ring = true},
+        {.dim = 128, .length = 1100, .tokens = 1000, .kv_heads = 8, .heads = 32, .window = 1, .cap = 30, .sinks = true},
+        {.dim = 128, .length = 700, .tokens = 700, .kv_heads = 24, .heads = 24, .scattered = true},
+        {.dim = 128, .length = 1300, .tokens = 900, .kv_heads = 12, .heads = 36, .cap = 30},
+        {.dim = 64, .length = 700, .tokens = 700, .kv_heads = 24, .heads = 24},
+    };
+    const int32_t step = 97;
+    for (size_t n = 0; n < sizeof all / sizeof *all; n++) {
+        setup s = all[n];
+        s.kv = kv_types[n % 2];
+        cache c = prompt_cache(&s);
+        size_t each = (size_t)s.heads * s.dim;
+        float *part = malloc((size_t)step * each * 4);
+        assert_non_null(part);
+        c.c.args.params.ATTENTION.how = LT_ATTENTION_SAGE;
+        for (int v = 1, end = rig_share(); v < end; v++) {
+            if (!has_sage(&g_rig.device[v], &c.c, NULL))
+                continue;
+            rig_run(&g_rig.device[v], &c.c, c.y);
+            for (int32_t t = 0; t < s.tokens; t += step) {
+                rig_case a = c.c;
+                int32_t m = step < s.tokens - t ? step : s.tokens - t;
+                a.args.src[0].dim[0] = a.args.dst.dim[0] = a.args.src[2].dim[0] = m;
+                a.src[0] = a.dst = c.q + (size_t)t * each, a.src[2] = c.pos + t;
+                a.src_bytes[0] = a.dst_bytes = (size_t)m * each * 4, a.src_bytes[2] = (size_t)m * 4;
+                rig_run(&g_rig.device[v], &a, part);
+                rig_same("sage, many blocks of rows", g_rig.device[v].spec, &a.args.dst, c.y + (size_t)t * each, part, a.dst_bytes);
+            }
+        }
+        free(part);
+        cache_free(&c);
+    }
+}
+
 /* EXACT has the bits of one row after another; SAGE is there or refused in a sentence. */
 static void kinds_of_attention(void **state)
 {
@@ -306,9 +347,9 @@ static void wild_positions_and_pages_are_errors(void **state)
     static const struct { int32_t pos, page; const char *text; } bad[] = {
         {-1, 0, "position -1"}, {256, 0, "pages back"}, {0, -1, "page -1"}, {0, 7, "page 7"},
     };
-    for (int n = 0; n < 4 * 2 * 2; n++) {
-        int b = n % 4, kv = n / 4 % 2, sage = n / 8;
-        setup s = {.kv = kv_types[kv], .dim = 64, .length = 200, .tokens = 20, .kv_heads = 1, .heads = 2};
+    for (int n = 0; n < 4 * 2 * 2 * 2; n++) {
+        int b = n % 4, kv = n / 4 % 2, sage = n / 8 % 2;
+        setup s = {.kv = kv_types[kv], .dim = n / 16 ? 128 : 64, .length = 200, .tokens = 20, .kv_heads = 1, .heads = 2};
         cache c = prompt_cache(&s);
         c.c.args.params.ATTENTION.how = sage ? LT_ATTENTION_SAGE : LT_ATTENTION_FLASH;
         c.pos[7] = bad[b].page == 0 ? bad[b].pos : c.pos[7];
@@ -378,6 +419,7 @@ int main(void)
         cmocka_unit_test(queries_of_zeros_weigh_all_alike),
         cmocka_unit_test(planted_bugs_are_caught),
         cmocka_unit_test(sage_is_bounded_and_does_not_depend_on_the_batch),
+        cmocka_unit_test(sage_of_many_blocks_of_rows),
         cmocka_unit_test(kinds_of_attention),
         cmocka_unit_test(wild_positions_and_pages_are_errors),
         cmocka_unit_test(scratch_is_linear_in_length),
