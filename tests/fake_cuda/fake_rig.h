@@ -109,6 +109,8 @@ static inline void start_anew(void)
     fake->reset();
     fake->set_attribute(LT_CU_ATTR_CC_MAJOR, last_arch() / 10);
     fake->set_attribute(LT_CU_ATTR_CC_MINOR, last_arch() % 10);
+    if (last_arch() == 90)
+        fake->set_attribute(LT_CU_ATTR_SHARED_PER_BLOCK_OPTIN, 232448);
 }
 
 static inline rig open_rig(const char *spec)
