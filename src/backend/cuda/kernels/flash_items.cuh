@@ -125,7 +125,8 @@ template <class S> LT_DEV void items_feed(const lt_cuda_attention &a, const lt_c
                     box_copy(to + step, &maps.v, 64, in_page, page, v_full);
                 }
             }
-            if (!whole && __shfl_sync(LT_FULL, taken, 0)) { /* the first lane has seen the room for all */
+            if (!whole && __shfl_sync(LT_FULL, taken, 0)) {
+                __syncwarp(); /* the first lane has seen the room for all */
                 items_feed_part<S>(a, to, step, page < 0 ? NULL : lt_at<const uint8_t>(a.cache, (int64_t)((uint64_t)page * a.kv.page_bytes +
                                    a.kv.v_offset + (uint64_t)in_page * a.kv.row_bytes)), base, it.sp);
                 if (lead)

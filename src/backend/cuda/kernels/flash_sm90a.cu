@@ -5,7 +5,8 @@
  * under the other's products (TURNS).
  *
  * SAGE: queries and keys are turned by the Hadamard matrix, which leaves their products and spreads what stands out in
- * one channel over all, and rounded to int8 with a scale a row. sage_keys does it once a launch, into scratch. */
+ * one channel over all, and rounded to int8 with a scale a row. sage_keys does it once a launch, into scratch. Heads of
+ * 128 have blocks that stay: flash_items.cuh. */
 #include "flash.cuh"
 #include "flash_shape.h"
 #include "mma.cuh"
@@ -527,6 +528,7 @@ template <int D> LT_DEV void sage_keys(const lt_cuda_attention &a)
 
 #define KEYS(D) sage_keys<D>(a)
 #define BODY(D, BN, GROUPS, TURNS, STAGES, SAGE)                                                                       \
+    static_assert(!(SAGE && LT_SAGE_ITEMS(D)) || (GROUPS == 2 && !TURNS), "flash_items.cuh has two groups without turns"); \
     if constexpr (SAGE && LT_SAGE_ITEMS(D))                                                                            \
         flash90_items<items<D, BN, STAGES>>(a, maps);                                                                  \
     else                                                                                                               \
