@@ -202,9 +202,7 @@ template <class S> LT_DEV void items_prepare(const lt_cuda_attention &a, uint8_t
             if (lane % 8 == 0)
                 scale[row] = a.scale * 1.44269504f * (d / S::D);
         }
-        __syncwarp();
-        if (lane == 0)
-            bar_arrive(bars + 8 * S::Q_FULL);
+        bar_arrive(bars + 8 * S::Q_FULL);
     }
 }
 
@@ -255,9 +253,7 @@ template <class S> LT_DEV void items_compute(const lt_args &a, uint8_t *mem, uin
             r.last[h] = ((const int *)(mem + S::ROWS + 4 * S::BM))[i];
             r.first[h] = flash_first(a.window, r.last[h]);
         }
-        __syncwarp(); /* all lanes have read */
-        if (lane == 0)
-            bar_arrive(bars + 8 * S::Q_EMPTY);
+        bar_arrive(bars + 8 * S::Q_EMPTY);
         flash_bend(a, r);
         float o[S::N / 8][4];
         attend<S, S::D, S::TILE, S::GROUPS, false, S::RING, true, true>(a, mem, smem, bars, sp.first / S::TILE, sp.last / S::TILE, sp, product, r, o, at);
@@ -276,7 +272,7 @@ template <class S> LT_DEV void flash90_items(const lt_args &a, const lt_cuda_fla
     uint8_t *const mem = shared + (smem - raw);
     if (threadIdx.x == 0) {
         for (int i = 0; i <= S::Q_EMPTY; i++)
-            bar_init(bars + 8 * i, i < S::EMPTY ? 1 : i == S::Q_FULL ? S::PREPARE : 4 * S::GROUPS);
+            bar_init(bars + 8 * i, i < S::EMPTY ? 1 : i == S::Q_FULL ? 32 * S::PREPARE : i >= S::EMPTY + S::RING && i < S::Q_FULL ? 4 * S::GROUPS : 128 * S::GROUPS);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     for (int i = (int)threadIdx.x; i < S::PLACE / 16; i += 128 * (S::GROUPS + 1))

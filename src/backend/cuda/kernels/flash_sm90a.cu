@@ -358,9 +358,7 @@ LT_DEV void attend(const lt_args &a, uint8_t *mem, uint32_t smem, uint32_t bars,
     const auto look = [&](int value, int at, int turn) { return GROUPS == 2 && bar_try(bars + 8 * (S::FULL + value * STAGES + at), turn); };
     const auto full = [&](int value, bool seen) { fed = fed && (seen || bar_wait(bars + 8 * (S::FULL + value * STAGES + stage), phase)); };
     const auto empty = [&](int value, int at) {
-        if (SAGE && !value)
-            __syncwarp(); /* all lanes have read the scales, not only the one that says so */
-        if (lane == 0)
+        if ((SAGE && !value) || lane == 0) /* all lanes have read scales of keys, and each says so; products have read the rest */
             bar_arrive(bars + 8 * (S::EMPTY + value * STAGES + at));
     };
     const auto begin_scores = [&]() { product.begin(s, q, wg_step(keys, stage * S::K_TILE)); };
@@ -459,7 +457,7 @@ template <int D, int BN, int GROUPS, bool TURNS, int STAGES, bool SAGE> LT_DEV v
         return;
     if (threadIdx.x == 0) {
         for (int i = 0; i < S::BARS; i++)
-            bar_init(bars + 8 * i, i < S::EMPTY ? 1 : 4 * GROUPS);
+            bar_init(bars + 8 * i, i < S::EMPTY ? 1 : SAGE && i < S::EMPTY + STAGES ? 128 * GROUPS : 4 * GROUPS);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncthreads();
