@@ -68,6 +68,12 @@ with tempfile.TemporaryDirectory() as tmp:
         subprocess.run([mkmodel, "--arch", arch, "--layers", "8", "--embd", "512", "--ff", "1536", "--heads", "8", "--kv-heads", "2",
                         "--head-dim", "64", "--vocab", "2000", "--ctx", "1024", "--type", "Q4_K", "--seed", "3", "-o", path], check=True)
         check(f"synthetic {arch}", path, tmp, 256)
+    for arch in ("gpt-oss", "qwen3moe"):
+        path = os.path.join(tmp, f"{arch}.gguf")
+        subprocess.run([mkmodel, "--arch", arch, "--layers", "6", "--embd", "256", "--heads", "4", "--kv-heads", "2", "--head-dim", "64", "--vocab", "2000",
+                        "--ctx", "1024", "--experts", "16", "--experts-used", "4", "--expert-ff", "256", "--type", "Q8_0", "--type-of", "exps.weight=MXFP4",
+                        "--seed", "3", "-o", path], check=True)
+        check(f"synthetic {arch}", path, tmp, 256)
     for name in ("smollm2", "gemma3"):
         model = os.environ.get(f"LT_TEST_{name.upper()}")
         if not model:
