@@ -265,10 +265,11 @@ no_sanitizer() { # why there is none
     command -v compute-sanitizer >/dev/null || echo "compute-sanitizer is not installed"
 }
 findings() { grep -oE 'ERROR SUMMARY: [0-9]+ error|RACECHECK SUMMARY: [0-9]+ hazard' "$1" | tail -1; }
-# A conformance suite under a tool, in a shell of its own for xargs; under racecheck, the slowest, a part of those that know parts.
+# A conformance suite under a tool, in a shell of its own for xargs; of those that take too long a part: all under racecheck, the slowest.
 sanitize() { # tool:suite
     case $1 in racecheck:test_ops_bits) ;; racecheck:*) export LT_CONFORMANCE_PART=1/8 ;; esac
-    LT_TEST_CARD=$dev LT_CONFORMANCE_DEVICES=$dev LT_BUILD=$build timeout -k 10 240 compute-sanitizer --tool "${1%%:*}" --error-exitcode 9 \
+    [ "${1#*:}" = test_lists ] && export LT_CONFORMANCE_PART=3/6
+    LT_TEST_ONLY='*card*' LT_TEST_CARD=$dev LT_CONFORMANCE_DEVICES=$dev LT_BUILD=$build timeout -k 10 240 compute-sanitizer --tool "${1%%:*}" --error-exitcode 9 \
         "$build/tests/${1#*:}" >"$work/$1.log" 2>&1
     echo $? >"$work/$1.rc"
 }
@@ -302,7 +303,7 @@ stage_sanitizers() {
         done
     done
     suite_label() { # tool:suite
-        case $1 in racecheck:test_ops_bits) echo "racecheck, test_ops_bits" ;; racecheck:test_ops*) echo "racecheck, ${1#*:}, every 8th case" ;; *) echo "${1%%:*}, ${1#*:}" ;; esac
+        case $1 in *:test_lists) echo "${1%%:*}, test_lists, every 6th model" ;; *:test_rebudget) echo "${1%%:*}, test_rebudget, on the card" ;; racecheck:test_ops_bits) echo "racecheck, test_ops_bits" ;; racecheck:test_ops*) echo "racecheck, ${1#*:}, every 8th case" ;; *) echo "${1%%:*}, ${1#*:}" ;; esac
     }
     for tool in memcheck racecheck initcheck; do
         for t in test_ops test_ops_bits test_ops_linear test_ops_experts test_ops_attention test_ops_prefill test_lists test_rebudget; do
