@@ -61,7 +61,7 @@ static bool fits_lines(const lt_cuda_props *p, lt_dtype dtype, int64_t cols, boo
         return false;
     for (int blocks = 2; blocks >= 1; blocks--)
         for (int rows = 4; rows >= 1; rows /= 2) {
-            uint64_t shared = LT_CUDA_LINES_WARPS * LT_CUDA_LINES_PITCH((uint64_t)rows * row_bytes);
+            uint64_t shared = LT_CUDA_LINES_X((uint64_t)cols) + LT_CUDA_LINES_WARPS * LT_CUDA_LINES_PITCH((uint64_t)rows * row_bytes);
             if (shared * (uint64_t)blocks > p->shared_optin_bytes)
                 continue;
             *out = (way){.lines = true, .tokens = 1, .rows = rows, .threads = 32 * LT_CUDA_LINES_WARPS, .units_of_block = LT_CUDA_LINES_WARPS,

@@ -51,6 +51,7 @@ typedef struct lt_cuda_linear {
 /* Weights in host memory and one token: rows of halves, and quantised ones (lines.cuh), of which a warp takes up to four. */
 #define LT_CUDA_WIDE_LINES_WARPS 8
 #define LT_CUDA_LINES_WARPS 4
+#define LT_CUDA_LINES_X(cols) (((cols) / 4 * 5 + 127) / 128 * 128) /* a row of Q8A */
 #define LT_CUDA_LINES_PITCH(span) (((span) + 127 + 16 + 127) / 128 * 128) /* what lies before on its line, and is read behind */
 
 /* Their shared memory; bytes: of a segment of a row. */

@@ -12,16 +12,18 @@
 /* Activations of one block of 32 columns of one token. */
 typedef struct lt_block_x { uint32_t q[8]; float d; int s0, s1; } lt_block_x;
 
-LT_DEV void load_x(const uint8_t *q, int cols, int b, lt_block_x &x)
+/* shared: q lies there */
+template <bool shared> LT_DEV void load_x(const uint8_t *q, int cols, int b, lt_block_x &x)
 {
+    const auto get = [](auto *p) { return shared ? *p : __ldg(p); };
 #pragma unroll
     for (int k = 0; k < 4; k++) {
-        const uint2 v = __ldg((const uint2 *)(q + 32 * b) + k);
+        const uint2 v = get((const uint2 *)(q + 32 * b) + k);
         x.q[2 * k] = v.x;
         x.q[2 * k + 1] = v.y;
     }
-    x.d = __ldg((const float *)(q + cols + 4 * b));
-    const uint32_t sums = __ldg((const uint32_t *)(q + cols + cols / 8 + 4 * b));
+    x.d = get((const float *)(q + cols + 4 * b));
+    const uint32_t sums = get((const uint32_t *)(q + cols + cols / 8 + 4 * b));
     x.s0 = (int16_t)(sums & 0xffff);
     x.s1 = (int16_t)(sums >> 16);
 }
@@ -59,7 +61,7 @@ template <int dt, typename Who> LT_DEV void plain_quant(const lt_cuda_linear &a,
         lt_group g;
         lt_block_x v;
         lt_weight<dt>::group(w, b, g);
-        load_x(who.x(t), a.cols, b, v);
+        load_x<false>(who.x(t), a.cols, b, v);
         acc = add_block<dt>(g, v, acc);
     }
     const float y = lt_tree<8>(acc);
