@@ -234,21 +234,19 @@ LT_DEV void flash_total(const lt_args &a, flash_rows &r, int row, int group, int
     }
 }
 
-/* Where the rows go of which a lane stores a part, rows 4 k + lane / 8 of a warp's sixteen from row0 on; NULL: nowhere. */
-LT_DEV void flash_places(const lt_cuda_attention &a, float *(&y)[4], const flash_rows &r, int row0, int group, int kv_head, int lane)
+/* A warp's sixteen results, from row0 on, through 2 KiB of shared memory at a time so that lines leave whole: as the
+ * products lie, each store would touch eight of them. at(i): place of columns 32 i .. 32 i + 31, PLACES of them. */
+template <int D, int PLACES, int N, class AT>
+LT_DEV void flash_store(const lt_cuda_attention &a, const float (&o)[N][4], const flash_rows &r, int row0, int group, int kv_head, AT at,
+                        int lane = (int)threadIdx.x % 32)
 {
+    float *y[4];
+    __syncwarp();
 #pragma unroll
     for (int k = 0; k < 4; k++) {
         const int i = 4 * k + lane / 8, last = __shfl_sync(LT_FULL, r.last[k / 2], i % 8 * 4);
         y[k] = last < 0 ? NULL : flash_row(a, a.y, a.y_token, a.y_head, row0 + i, group, kv_head);
     }
-}
-
-/* A warp's sixteen results through 2 KiB of shared memory at a time so that lines leave whole: as the products lie, each
- * store would touch eight of them. at(i): place of columns 32 i .. 32 i + 31, PLACES of them. */
-template <int D, int PLACES, int N, class AT>
-LT_DEV void flash_put(float *const (&y)[4], const float (&o)[N][4], const flash_rows &r, AT at, int lane)
-{
 #pragma unroll
     for (int c = 0; c < D; c += 32) {
         uint8_t *const to = at(c / 32 % PLACES);
@@ -270,16 +268,6 @@ LT_DEV void flash_put(float *const (&y)[4], const float (&o)[N][4], const flash_
         if (PLACES == 1)
             __syncwarp();
     }
-}
-
-template <int D, int PLACES, int N, class AT>
-LT_DEV void flash_store(const lt_cuda_attention &a, const float (&o)[N][4], const flash_rows &r, int row0, int group, int kv_head, AT at)
-{
-    const int lane = (int)threadIdx.x % 32;
-    float *y[4];
-    __syncwarp();
-    flash_places(a, y, r, row0, group, kv_head, lane);
-    flash_put<D, PLACES>(y, o, r, at, lane);
 }
 
 /* First byte of the K rows of one kv head in the page of a position; NULL, reported, when the page is none. */

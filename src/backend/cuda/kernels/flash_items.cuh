@@ -1,14 +1,14 @@
 /* flash_items.cuh - a block an SM that takes items, blocks of 128 rows of one kv head, one after the other: int8 products,
  * heads of 128. Part of flash_sm90a.cu.
  *
- * What begins and ends an item is hidden under products: of the feeding group, one warp has the tiles of the next item
- * brought while this one's last are used, the other three prepare its queries; a computing group weighs the last values of
- * an item under the first softmax of the next. Every role walks the same items and skips the same ones. */
+ * What begins and ends an item is hidden under the products of others: of the feeding group, one warp has the tiles of the
+ * next item brought while this one's last are used, the other three prepare its queries; a computing group stores its
+ * results while the other one computes. Every role walks the same items and skips the same ones. */
 template <int HEAD, int BN, int STAGES> struct items {
     static_assert(HEAD == 128 && BN == 128 && STAGES == 3, "the places below");
     static constexpr int D = HEAD, TILE = BN, RING = STAGES, GROUPS = 2, BM = 64 * GROUPS, PLACE = LT_SAGE_PLACE;
-    static constexpr int N = D + 8; /* a panel of ones beside the values: products sum the weights */
-    static constexpr int K_TILE = PLACE, V_BYTES = 2 * PLACE;
+    static constexpr bool ITEMS = true, ONES = true; /* a panel of ones beside the values: products sum the weights */
+    static constexpr int N = D + 8, K_TILE = PLACE, V_BYTES = 2 * PLACE;
     /* One panel of ones is the third of the values of every stage, whose panels lie 1, 3 and 4 places apart before it. */
     static constexpr int LAST = 8;
     __host__ __device__ static constexpr int apart(int stage) { return (int)(3u * (unsigned)(stage + 1) / 2); }
@@ -142,10 +142,9 @@ LT_DEV void items_ask(const lt_cuda_attention &a, uint32_t to, int row, int kv_h
 {
     const int lane = (int)threadIdx.x % 32;
     const float *q = flash_row(a, a.q, a.q_token, a.q_head, row + lane / 8, a.heads / a.kv.kv_heads, kv_head);
-    const float *from = q ? q + lane % 8 * 8 : (const float *)a.q;
 #pragma unroll
     for (int e = 0; e < 4; e++) /* eight floats a lane, 64 a row, as in sage_stage */
-        lt_async16(to + e * 512, from + e / 2 * 64 + e % 2 * 4, q ? 16 : 0);
+        lt_async16(to + e * 512, q ? (const void *)(q + e / 2 * 64 + lane % 8 * 8 + e % 2 * 4) : (const void *)a.q, q ? 16 : 0);
 }
 
 /* The warps that prepare, `mine` of them: queries as int8, their scales, the positions and the span of the next item, while
@@ -223,204 +222,47 @@ template <class S> LT_DEV void items_spoil(const lt_cuda_attention &a)
         }
 }
 
-/* Half of a tile's keys; queries in registers. */
-template <int D, int BN> LT_DEV void half_scores8(uint32_t (&s)[BN / 16][4], const uint32_t (&q)[D / 32][4], uint64_t k)
-{
-    wg_fence();
-#pragma unroll
-    for (int i = 0; i < D / 32; i++)
-        wg_product8<BN / 2>(s, q[i], wg_step(k, i / 4 * BN * 128 + i % 4 * 32), i > 0);
-    wg_commit();
-}
-
-/* The products of a tile's keys, in halves: begun, and ended as floats in s, the first half under the products of the second. */
-template <int D, int BN> struct items_products {
-    uint32_t q[D / 32][4], n8[BN / 16][4], more[BN / 16][4];
-    LT_DEV void begin(uint64_t k)
-    {
-        half_scores8<D, BN>(n8, q, k);
-        half_scores8<D, BN>(more, q, wg_step(k, BN / 2 * 128));
-    }
-    /* LATER: products begun after them */
-    template <int LATER> LT_DEV void end(float (&s)[BN / 8][4], const uint8_t *scales)
-    {
-        wg_wait<LATER + 1>();
-        wg_hold(n8);
-        to_floats(s, 0, n8, scales);
-        wg_hold(s); /* before the wait */
-        wg_wait<LATER>();
-        wg_hold(more);
-        to_floats(s, BN / 16, more, scales);
-    }
-};
-
-/* Item n, as it was prepared: queries and what a thread knows of its two rows to registers. False: there is none, or, as
- * `fed` then says, a wait ended without it; all of a group go on, or none, for products are made by all of it. */
-template <class S> LT_DEV bool items_take(const lt_args &a, const uint8_t *mem, uint32_t smem, uint32_t bars, int n, bool &fed, flash_item &it,
-                                          uint32_t (&q)[S::D / 32][4], flash_rows &r)
-{
-    const int thread = items_again(threadIdx.x), lane = thread % 32, warp = thread / 32;
-    fed = __all_sync(LT_FULL, named_all(1 + warp / 4, 128, fed && bar_wait(bars + 8 * S::Q_FULL, n & 1)));
-    if (!fed)
-        return false;
-    const int4 seen = *(const int4 *)(mem + S::ITEM);
-    const int2 place = *(const int2 *)(mem + S::ITEM + 16);
-    it.sp = flash_span{items_same(seen.x), items_same(seen.y), items_same(seen.z), items_same(seen.w)};
-    it.row0 = items_same(place.x), it.kv_head = items_same(place.y);
-#pragma unroll
-    for (int i = 0; i < S::D / 32; i++)
-        lt_ldmatrix4(q[i], smem + S::Q + wg_at<S::BM>(warp * 16 + lane % 16, 2 * i + lane / 16));
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        const int i = warp * 16 + lane / 4 + 8 * h;
-        r.m[h] = LT_NEG_INF;
-        r.l[h] = 0.0f;
-        r.scale[h] = ((const float *)(mem + S::ROWS))[i];
-        r.last[h] = ((const int *)(mem + S::ROWS + 4 * S::BM))[i];
-        r.first[h] = flash_first(a.window, r.last[h]);
-    }
-    if (it.sp.last < 0)
-        return false;
-    bar_arrive(bars + 8 * S::Q_EMPTY);
-    flash_bend(a, r);
-    return true;
-}
-
-/* Where the results of an item go, found while products run. */
-template <class S> LT_DEV void items_results(const lt_args &a, float *(&y)[4], const flash_rows &r, int row0, int kv_head)
-{
-    const int thread = items_again(threadIdx.x);
-    flash_places(a, y, r, row0 + thread / 32 * 16, items_again(a.heads / a.kv.kv_heads), kv_head, thread % 32);
-}
-
-/* The results of an item to y: weighted values and, behind them, the sums of weights. */
-template <class S>
-LT_DEV void items_store(const lt_args &a, uint8_t *mem, float *const (&y)[4], const float (&o)[S::N / 8][4], flash_rows &r, int row0, int kv_head, bool fed)
-{
-    const int thread = items_again(threadIdx.x), lane = thread % 32, warp = thread / 32;
-    r.l[0] = lane % 4 ? 0.0f : o[S::D / 8][0]; /* every lane has the sum of its rows */
-    r.l[1] = lane % 4 ? 0.0f : o[S::D / 8][2];
-    flash_total(a, r, row0 + warp * 16 + lane / 4, items_again(a.heads / a.kv.kv_heads), kv_head);
-    if (!fed)
-        r.l[0] = r.l[1] = __int_as_float(0x7fffffff);
-    __syncwarp();
-    flash_put<S::D, 1>(y, o, r, [&](int) { return mem + S::RESULTS + warp * 2048; }, lane);
-}
-
-/* Where a computing warp is in the ring, tiles of keys (value 0) and of values (1). fed: false once a wait ended without what
- * was waited for. */
-template <class S> struct items_place {
-    uint32_t bars;
-    int      stage, phase, before; /* before: the stage left last */
-    bool     fed;
-    LT_DEV void go_on()
-    {
-        before = stage;
-        stage = stage + 1 < S::RING ? stage + 1 : 0;
-        phase ^= stage == 0;
-    }
-    LT_DEV bool look(int value) const { return bar_try(bars + 8 * (S::FULL + value * S::RING + stage), phase); }
-    LT_DEV bool look_ahead() const /* at the next keys */
-    {
-        return bar_try(bars + 8 * (S::FULL + (stage + 1 < S::RING ? stage + 1 : 0)), phase ^ (stage + 1 == S::RING));
-    }
-    LT_DEV void full(int value, bool seen) { fed = fed && (seen || bar_wait(bars + 8 * (S::FULL + value * S::RING + stage), phase)); }
-    LT_DEV void empty(int value, int of) const
-    {
-        if (!value || threadIdx.x % 32 == 0) /* all lanes have read scales of keys, and each says so; products have read the rest */
-            bar_arrive(bars + 8 * (S::EMPTY + value * S::RING + of));
-    }
-};
-
-/* A computing group: tile after tile through all items. Its own queries are dead once the scores of an item's last tile are
- * read, so those of the next are read under the first half of the last values' products, and its first scores come between
- * the halves: they are softened under the second, as within an item. Results leave before the next weights are packed. */
 template <class S> LT_DEV void items_compute(const lt_args &a, uint8_t *mem, uint32_t smem, uint32_t bars)
 {
-    constexpr int D = S::D, BN = S::TILE, N = S::N, HALF = BN / 32; /* of the steps over the keys of a tile */
-    const uint64_t keys = wg_desc(smem + S::K, 16), values = wg_desc(smem + S::V, S::V_STEP);
-    items_products<D, BN> product;
-    flash_item it;
-    flash_rows r;
-    float o[N / 8][4], s[BN / 8][4], fix[2];
-    uint32_t p[BN / 16][4];
-    items_place<S> at = {bars, 0, 0, 0, true};
-    bool next = false;
-    if (!items_take<S>(a, mem, smem, bars, 0, at.fed, it, product.q, r)) {
-        if (!at.fed)
+    ring at = {0, 0, true};
+    for (int n = 0;; n++) {
+        const int thread = items_again(threadIdx.x), lane = thread % 32, warp = thread / 32;
+        /* all of a group go on, or none: products are made by all of it */
+        if (!__all_sync(LT_FULL, named_all(1 + warp / 4, 128, at.fed && bar_wait(bars + 8 * S::Q_FULL, n & 1)))) {
             items_spoil<S>(a);
-        return;
-    }
-    int tile = it.sp.first / BN, end = it.sp.last / BN;
-    const auto begin_scores = [&](bool seen) { /* of the next tile in the ring */
-        at.go_on();
-        at.full(0, seen);
-        product.begin(wg_step(keys, at.stage * S::K_TILE));
-    };
-    const auto soften = [&]() {
-        flash_cap<BN / 8>(a, s, r);
-        if (!(tile * BN >= it.sp.all_first && tile * BN + BN - 1 <= it.sp.all_last))
-            flash_mask<BN / 8>(s, r, tile * BN);
-        flash_softmax<BN / 8, false>(s, r, fix);
-    };
-    const auto soften_under_values = [&]() {
-        product.template end<1>(s, mem + S::SCALES + at.stage * BN * 4);
-        at.empty(0, at.stage);
-        const bool there = at.look(1); /* barriers are asked before their answers are needed */
-        next = tile < end && at.look_ahead();
-        soften();
-        wg_hold(s);
-        at.full(1, there); /* a branch, which keeps the softmax before the wait, under the products */
-        wg_wait<0>();
-        wg_hold(o);
-        wg_hold(p);
-        at.empty(1, at.before);
-    };
-    zero<N / 8>(o);
-    at.full(0, false);
-    product.begin(keys);
-    product.template end<0>(s, mem + S::SCALES);
-    at.empty(0, 0);
-    soften();
-    pack<BN>(p, s);
-    at.full(1, false);
-    for (int n = 1;; n++) {
-        while (tile < end) {
-            tile++;
-            begin_scores(next);
-            weigh<N, BN>(o, p, S::values(values, at.before));
-            soften_under_values();
-            if (__any_sync(LT_FULL, fix[0] != 1.0f || fix[1] != 1.0f))
-                rescale<N / 8>(o, fix);
-            pack<BN>(p, s);
-        }
-        flash_rows done = r;
-        const int row0 = it.row0, kv_head = it.kv_head;
-        float *y[4];
-        weigh<N, BN, 0, HALF>(o, p, S::values(values, at.stage));
-        const bool more = items_take<S>(a, mem, smem, bars, n, at.fed, it, product.q, r);
-        if (more) {
-            tile = it.sp.first / BN, end = it.sp.last / BN;
-            begin_scores(false);
-            weigh<N, BN, HALF>(o, p, S::values(values, at.before));
-            items_results<S>(a, y, done, row0, kv_head);
-            soften_under_values();
-        } else if (at.fed) {
-            weigh<N, BN, HALF>(o, p, S::values(values, at.stage));
-            items_results<S>(a, y, done, row0, kv_head);
-            wg_wait<0>();
-            wg_hold(o);
-        } else {
-            wg_wait<0>();
-            break;
-        }
-        items_store<S>(a, mem, y, o, done, row0, kv_head, at.fed);
-        if (!more)
             return;
-        zero<N / 8>(o);
-        pack<BN>(p, s);
+        }
+        const int4 seen = *(const int4 *)(mem + S::ITEM);
+        const int2 place = *(const int2 *)(mem + S::ITEM + 16);
+        const flash_span sp = {items_same(seen.x), items_same(seen.y), items_same(seen.z), items_same(seen.w)};
+        const int row = items_same(place.x) + warp * 16, kv_head = items_same(place.y);
+        at.stage = items_same(at.stage), at.phase = items_same(at.phase);
+        if (sp.last < 0)
+            return;
+        products<S::D, S::TILE, S::BM, true, true> product;
+#pragma unroll
+        for (int i = 0; i < S::D / 32; i++)
+            lt_ldmatrix4(product.qr[i], smem + S::Q + wg_at<S::BM>(warp * 16 + lane % 16, 2 * i + lane / 16));
+        flash_rows r;
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const int i = warp * 16 + lane / 4 + 8 * h;
+            r.m[h] = LT_NEG_INF;
+            r.l[h] = 0.0f;
+            r.scale[h] = ((const float *)(mem + S::ROWS))[i];
+            r.last[h] = ((const int *)(mem + S::ROWS + 4 * S::BM))[i];
+            r.first[h] = flash_first(a.window, r.last[h]);
+        }
+        bar_arrive(bars + 8 * S::Q_EMPTY);
+        flash_bend(a, r);
+        float o[S::N / 8][4];
+        attend<S, S::D, S::TILE, S::GROUPS, false, S::RING, true, true>(a, mem, smem, bars, sp.first / S::TILE, sp.last / S::TILE, sp, product, r, o, at);
+        const int group = items_again(a.heads / a.kv.kv_heads);
+        flash_total(a, r, row + lane / 4, group, kv_head);
+        if (!at.fed)
+            r.l[0] = r.l[1] = __int_as_float(0x7fffffff);
+        flash_store<S::D, 1>(a, o, r, row, group, kv_head, [&](int) { return mem + S::RESULTS + warp * 2048; }, lane);
     }
-    items_spoil<S>(a);
 }
 
 template <class S> LT_DEV void flash90_items(const lt_args &a, const lt_cuda_flash_maps &maps)

@@ -13,12 +13,14 @@
 #include "wgmma.cuh"
 
 template <int D, int BN, int GROUPS, int STAGES, bool SAGE> struct shape {
+    static constexpr bool ITEMS = false, ONES = false; /* as in flash_items.cuh */
     static constexpr int BM = 64 * GROUPS, K_TILE = SAGE ? LT_SAGE_PITCH(D) * BN : LT_FLASH90_PANEL(D, BN);
-    static constexpr int V_TILE = LT_FLASH90_PANEL(D, BN);
+    static constexpr int N = D, V_TILE = LT_FLASH90_PANEL(D, BN), V_STEP = BN * 128; /* columns of the sums; bytes between panels */
     static constexpr int Q = 1024, K = Q + (SAGE ? LT_SAGE_PITCH(D) * BM : LT_FLASH90_PANEL(D, BM)), V = K + STAGES * K_TILE;
     static constexpr int SCALES = V + STAGES * V_TILE, END = SCALES + (SAGE ? STAGES * BN * 4 : 0);
     static constexpr int FULL = 0, EMPTY = 2 * STAGES, BARS = 4 * STAGES; /* full K, full V, empty K, empty V, each a stage */
     static_assert(END + 1024 == (SAGE ? LT_SAGE90_BYTES(D, BN, BM, STAGES) : LT_FLASH90_BYTES(D, BN, BM, STAGES)), "launches ask for as much");
+    static LT_DEV uint64_t values(uint64_t first, int stage) { return wg_step(first, stage * V_TILE); }
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -110,6 +112,16 @@ template <int D, int BN, int ROWS> LT_DEV void scores8(uint32_t (&s)[BN / 8][4],
 #pragma unroll
     for (int i = 0; i < D / 32; i++)
         wg_product8<BN>(s, wg_step(q, i / 4 * ROWS * 128 + i % 4 * 32), wg_step(k, i / 4 * BN * 128 + i % 4 * 32), i > 0);
+    wg_commit();
+}
+
+/* Half of a tile's keys; queries in registers. */
+template <int D, int BN> LT_DEV void half_scores8(uint32_t (&s)[BN / 16][4], const uint32_t (&q)[D / 32][4], uint64_t k)
+{
+    wg_fence();
+#pragma unroll
+    for (int i = 0; i < D / 32; i++)
+        wg_product8<BN / 2>(s, q[i], wg_step(k, i / 4 * BN * 128 + i % 4 * 32), i > 0);
     wg_commit();
 }
 
@@ -226,12 +238,11 @@ template <int D, class AT> LT_DEV void sage_stage(const lt_cuda_attention &a, in
     }
 }
 
-/* Steps FROM .. TO - 1 of 16 keys. */
-template <int N, int BN, int FROM = 0, int TO = BN / 16> LT_DEV void weigh(float (&o)[N / 8][4], const uint32_t (&p)[BN / 16][4], uint64_t v)
+template <int N, int BN> LT_DEV void weigh(float (&o)[N / 8][4], const uint32_t (&p)[BN / 16][4], uint64_t v)
 {
     wg_fence();
 #pragma unroll
-    for (int i = FROM; i < TO; i++)
+    for (int i = 0; i < BN / 16; i++)
         wg_weighted<N>(o, p[i], wg_step(v, i * 2048));
     wg_commit();
 }
@@ -243,15 +254,6 @@ template <int BN> LT_DEV void pack(uint32_t (&p)[BN / 16][4], const float (&s)[B
 #pragma unroll
         for (int x = 0; x < 4; x++)
             p[k][x] = flash_pack(s[2 * k + x / 2][x % 2 * 2], s[2 * k + x / 2][x % 2 * 2 + 1]);
-}
-
-template <int OT> LT_DEV void zero(float (&o)[OT][4])
-{
-#pragma unroll
-    for (int i = 0; i < OT; i++)
-#pragma unroll
-        for (int k = 0; k < 4; k++)
-            o[i][k] = 0.0f;
 }
 
 template <int OT> LT_DEV void rescale(float (&o)[OT][4], const float (&fix)[2])
@@ -283,23 +285,36 @@ LT_DEV void stage_queries(const lt_cuda_attention &a, uint8_t *to, int at, int r
 }
 
 /* The products of a tile's keys, begun and, after their wait, ended as floats in s. */
-template <int D, int BN, int BM, bool SAGE> struct products {
-    uint32_t n8[SAGE ? BN / 8 : 1][4];
+template <int D, int BN, int BM, bool SAGE, bool QREG> struct products {
+    uint32_t qr[QREG ? D / 32 : 1][4], n8[SAGE ? QREG ? BN / 16 : BN / 8 : 1][4], more[QREG ? BN / 16 : 1][4];
     LT_DEV void begin(float (&s)[BN / 8][4], uint64_t q, uint64_t k)
     {
-        if constexpr (SAGE)
+        if constexpr (QREG) {
+            half_scores8<D, BN>(n8, qr, k);
+            half_scores8<D, BN>(more, qr, wg_step(k, BN / 2 * 128));
+        } else if constexpr (SAGE) {
             scores8<D, BN, BM>(n8, q, k);
-        else
+        } else {
             scores<D, BN, BM>(s, q, k);
+        }
     }
     /* LATER: products begun after them */
     template <int LATER> LT_DEV void end(float (&s)[BN / 8][4], const uint8_t *scales)
     {
-        wg_wait<LATER>();
-        if constexpr (SAGE) {
+        if constexpr (QREG) { /* the first half under the products of the second */
+            wg_wait<LATER + 1>();
+            wg_hold(n8);
+            to_floats(s, 0, n8, scales);
+            wg_hold(s); /* before the wait */
+            wg_wait<LATER>();
+            wg_hold(more);
+            to_floats(s, BN / 16, more, scales);
+        } else if constexpr (SAGE) {
+            wg_wait<LATER>();
             wg_hold(n8);
             to_floats(s, 0, n8, scales);
         } else {
+            wg_wait<LATER>();
             wg_hold(s);
         }
     }
@@ -317,20 +332,29 @@ LT_DEV void begin_rows(const lt_cuda_attention &a, flash_rows &r, int row, int g
     }
 }
 
-/* Tiles begin .. end: their weighted values in o, the sums of weights in r. False once a tile did not come. */
-template <int D, int BN, int GROUPS, bool TURNS, int STAGES, bool SAGE>
-LT_DEV bool attend(const lt_args &a, uint8_t *mem, uint32_t smem, uint32_t bars, int begin, int end, const flash_span &sp, flash_rows &r,
-                   float (&o)[D / 8][4])
+/* Where a computing warp stands in the ring. fed: false once a tile did not come. */
+struct ring {
+    int stage, phase;
+    bool fed;
+};
+
+/* Tiles begin .. end of the ring: their weighted values in o, the sums of weights in r. */
+template <class S, int D, int BN, int GROUPS, bool TURNS, int STAGES, bool SAGE, bool QREG>
+LT_DEV void attend(const lt_args &a, uint8_t *mem, uint32_t smem, uint32_t bars, int begin, int end, const flash_span &sp,
+                   products<D, BN, S::BM, SAGE, QREG> &product, flash_rows &r, float (&o)[S::N / 8][4], ring &at)
 {
-    typedef shape<D, BN, GROUPS, STAGES, SAGE> S;
     const int lane = (int)threadIdx.x % 32, wg = (int)threadIdx.x / 128;
-    products<D, BN, S::BM, SAGE> product;
+    constexpr int N = S::N;
     float s[BN / 8][4], fix[2];
     uint32_t p[BN / 16][4];
-    zero<D / 8>(o);
-    const uint64_t q = wg_desc(smem + S::Q + wg * 64 * 128, 16), keys = wg_desc(smem + S::K, 16), values = wg_desc(smem + S::V, BN * 128);
-    bool fed = true;
-    int stage = 0, phase = 0;
+#pragma unroll
+    for (int i = 0; i < N / 8; i++)
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            o[i][k] = 0.0f;
+    const uint64_t q = wg_desc(smem + S::Q + wg * 64 * 128, 16), keys = wg_desc(smem + S::K, 16), values = wg_desc(smem + S::V, S::V_STEP);
+    bool fed = at.fed;
+    int stage = at.stage, phase = at.phase;
     const auto look = [&](int value, int at, int turn) { return GROUPS == 2 && bar_try(bars + 8 * (S::FULL + value * STAGES + at), turn); };
     const auto full = [&](int value, bool seen) { fed = fed && (seen || bar_wait(bars + 8 * (S::FULL + value * STAGES + stage), phase)); };
     const auto empty = [&](int value, int at) {
@@ -342,7 +366,7 @@ LT_DEV bool attend(const lt_args &a, uint8_t *mem, uint32_t smem, uint32_t bars,
         flash_cap<BN / 8>(a, s, r);
         if (!(tile * BN >= sp.all_first && tile * BN + BN - 1 <= sp.all_last))
             flash_mask<BN / 8>(s, r, tile * BN);
-        flash_softmax<BN / 8>(s, r, fix);
+        flash_softmax<BN / 8, !S::ONES>(s, r, fix);
     };
     if (TURNS && wg == 1)
         named_arrive(8, 256); /* the first turn is group 0's */
@@ -362,7 +386,7 @@ LT_DEV bool attend(const lt_args &a, uint8_t *mem, uint32_t smem, uint32_t bars,
         if (TURNS)
             named_sync(8 + wg, 256);
         begin_scores();
-        weigh<D, BN>(o, p, wg_step(values, before * S::V_TILE));
+        weigh<N, BN>(o, p, S::values(values, before));
         if (TURNS)
             named_arrive(8 + (wg ^ 1), 256);
         product.template end<1>(s, mem + S::SCALES + stage * BN * 4);
@@ -377,15 +401,24 @@ LT_DEV bool attend(const lt_args &a, uint8_t *mem, uint32_t smem, uint32_t bars,
         wg_hold(p);
         empty(1, before);
         if (__any_sync(LT_FULL, fix[0] != 1.0f || fix[1] != 1.0f))
-            rescale<D / 8>(o, fix);
+            rescale<N / 8>(o, fix);
         pack<BN>(p, s);
     }
     if (TURNS && wg == 0)
         named_sync(8, 256);
-    weigh<D, BN>(o, p, wg_step(values, stage * S::V_TILE));
+    weigh<N, BN>(o, p, S::values(values, stage));
     wg_wait<0>();
     wg_hold(o);
-    return fed;
+    if constexpr (S::ITEMS) {
+        empty(1, stage);
+        at.stage = stage + 1 < STAGES ? stage + 1 : 0;
+        at.phase = phase ^ (at.stage == 0);
+    }
+    at.fed = fed;
+    if constexpr (S::ONES) { /* every lane has the sum of its rows */
+        r.l[0] = lane % 4 ? 0.0f : o[D / 8][0];
+        r.l[1] = lane % 4 ? 0.0f : o[D / 8][2];
+    }
 }
 
 template <int D, int BN, int GROUPS, bool TURNS, int STAGES, bool SAGE>
@@ -396,14 +429,16 @@ LT_DEV void compute(const lt_args &a, uint8_t *mem, uint32_t smem, uint32_t bars
     flash_rows r;
     stage_queries<D, S::BM, SAGE>(a, mem + S::Q, warp * 16, row0, group, kv_head, r);
     flash_bend(a, r);
+    products<D, BN, S::BM, SAGE, false> product;
     wg_proxy();
     named_sync(1 + wg, 128);
     begin_rows(a, r, row0 + warp * 16 + lane / 4, group);
-    float o[D / 8][4];
-    const bool fed = attend<D, BN, GROUPS, TURNS, STAGES, SAGE>(a, mem, smem, bars, begin, end, sp, r, o);
+    float o[S::N / 8][4];
+    ring at = {0, 0, true};
+    attend<S, D, BN, GROUPS, TURNS, STAGES, SAGE, false>(a, mem, smem, bars, begin, end, sp, product, r, o, at);
     const int row = row0 + warp * 16;
     flash_total(a, r, row + lane / 4, group, kv_head);
-    if (!fed)
+    if (!at.fed)
         r.l[0] = r.l[1] = __int_as_float(0x7fffffff);
     named_sync(1 + wg, 128); /* all have used the queries, whose place the results take */
     flash_store<D, (SAGE ? LT_SAGE_PITCH(D) : LT_FLASH90_PANEL(D, 1)) / 128>(
