@@ -91,6 +91,7 @@ struct lt_arch {
     const lt_tensor_row *tensors; size_t n_tensors;
     lt_status (*derive)(struct lt_model *m, lt_err *err); /* what rows can't say: head_dim default, rope sets */
     lt_build_fn *build;
+    bool share_all; /* shares of a token's experts are those of a softmax over all experts */
 };
 extern const lt_arch lt__arch_llama, lt__arch_qwen2, lt__arch_qwen3, lt__arch_qwen3moe, lt__arch_gemma2, lt__arch_gemma3, lt__arch_phi3,
     lt__arch_gpt_oss, lt__arch_olmoe;
@@ -115,6 +116,9 @@ LT_NODISCARD lt_status lt__rows_hparams(struct lt_model *m, lt_err *err);
 /* A key "{arch}.<key>" outside of the rows; *out keeps its value when the key is absent. */
 LT_NODISCARD lt_status lt__rows_u32(const struct lt_model *m, const char *key, uint32_t min, uint32_t max, uint32_t *out, lt_err *err);
 LT_NODISCARD lt_status lt__rows_f64(const struct lt_model *m, const char *key, double min, double max, double *out, lt_err *err);
+LT_NODISCARD lt_status lt__rows_bool(const struct lt_model *m, const char *key, bool *out, lt_err *err);
+/* By its whole name; NULL where absent. */
+LT_NODISCARD lt_status lt__rows_str(const struct lt_model *m, const char *name, const char **out, lt_err *err);
 /* head_dim, rotated, attention scale, one rope set from the rope.* keys, the counts of experts: what every architecture
  * starts from. */
 LT_NODISCARD lt_status lt__derive_common(struct lt_model *m, lt_rope_style style, lt_err *err);

@@ -224,11 +224,11 @@ static lt_tid expert_linear(lt__blocks *b, lt__act *x, const char *name, lt_tid 
     return y;
 }
 
-lt_tid lt__block_experts(lt__blocks *b, const char *norm, lt_op op, const lt_op_params *p, bool all)
+lt_tid lt__block_experts(lt__blocks *b, const char *norm, lt_op op, const lt_op_params *p)
 {
     const lt_hparams *hp = &b->m->hp;
     lt__act x = lt__block_norm(b, b->h, norm);
-    lt_op_params top = {.TOP_K = {hp->experts_used}}, share = {.TOP_SHARE = {all}};
+    lt_op_params top = {.TOP_K = {hp->experts_used}}, share = {.TOP_SHARE = {b->m->arch->share_all}};
     lt_tid scores = lt__block_linear(b, &x, "ffn_gate_inp");
     lt_tid ids = lt__graph_node(b->g, full_name(b, "ffn_ids").s, LT_OP_TOP_K, &top, &scores, 1);
     lt_tid of[2] = {scores, ids};

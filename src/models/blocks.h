@@ -49,7 +49,7 @@ lt_tid  lt__block_self_attention(lt__blocks *b);
 lt_tid  lt__block_ffn(lt__blocks *b, lt_op op);
 /* Likewise, "<norm>.weight" first, of the experts that the router chooses (docs/models/experts.md). `all`: shares out of the
  * scores of all experts, not of the chosen only; p: of op. */
-lt_tid  lt__block_experts(lt__blocks *b, const char *norm, lt_op op, const lt_op_params *p, bool all);
+lt_tid  lt__block_experts(lt__blocks *b, const char *norm, lt_op op, const lt_op_params *p);
 /* gate is overwritten by act(gate) * up. */
 lt__act lt__block_gated(lt__blocks *b, lt_op op, lt_tid gate, lt_tid up);
 void    lt__block_add(lt__blocks *b, const char *name, lt_tid x); /* h += x */

@@ -32,5 +32,5 @@ static lt_status derive(struct lt_model *m, lt_err *err)
 
 const lt_arch lt__arch_gemma2 = {
     "gemma2", "Gemma 2",
-    hparams, LT__COUNT(hparams), tensors, LT__COUNT(tensors), derive, lt__gemma_build,
+    hparams, LT__COUNT(hparams), tensors, LT__COUNT(tensors), derive, lt__gemma_build, false,
 };

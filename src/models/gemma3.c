@@ -46,5 +46,5 @@ static lt_status derive(struct lt_model *m, lt_err *err)
 
 const lt_arch lt__arch_gemma3 = {
     "gemma3", "Gemma 3, text",
-    hparams, LT__COUNT(hparams), tensors, LT__COUNT(tensors), derive, lt__gemma_build,
+    hparams, LT__COUNT(hparams), tensors, LT__COUNT(tensors), derive, lt__gemma_build, false,
 };

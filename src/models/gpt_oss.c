@@ -53,12 +53,12 @@ static void build(const struct lt_model *m, const lt_kv_desc *kv, lt_graph *g)
     for (uint32_t l = 0; l < m->hp.layers; l++) {
         lt__block_layer(&b, l);
         lt__block_add(&b, "attn_residual", lt__block_self_attention(&b));
-        lt__block_add(&b, "ffn_residual", lt__block_experts(&b, "post_attention_norm", LT_OP_CLAMP_MUL, &unit, false));
+        lt__block_add(&b, "ffn_residual", lt__block_experts(&b, "post_attention_norm", LT_OP_CLAMP_MUL, &unit));
     }
     lt__blocks_head(&b);
 }
 
 const lt_arch lt__arch_gpt_oss = {
     "gpt-oss", "gpt-oss",
-    hparams, LT__COUNT(hparams), tensors, LT__COUNT(tensors), derive, build,
+    hparams, LT__COUNT(hparams), tensors, LT__COUNT(tensors), derive, build, false,
 };

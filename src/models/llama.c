@@ -37,7 +37,7 @@ static void build(const struct lt_model *m, const lt_kv_desc *kv, lt_graph *g)
     for (uint32_t l = 0; l < m->hp.layers; l++) {
         lt__block_layer(&b, l);
         lt__block_add(&b, "attn_residual", lt__block_self_attention(&b));
-        lt__block_add(&b, "ffn_residual", m->hp.experts ? lt__block_experts(&b, "ffn_norm", LT_OP_SILU_MUL, NULL, false)
+        lt__block_add(&b, "ffn_residual", m->hp.experts ? lt__block_experts(&b, "ffn_norm", LT_OP_SILU_MUL, NULL)
                                                         : lt__block_ffn(&b, LT_OP_SILU_MUL));
     }
     lt__blocks_head(&b);
@@ -45,5 +45,5 @@ static void build(const struct lt_model *m, const lt_kv_desc *kv, lt_graph *g)
 
 const lt_arch lt__arch_llama = {
     "llama", "Llama 2 and 3, Mistral, Mixtral, SmolLM2 and others of that shape",
-    hparams, LT__COUNT(hparams), tensors, LT__COUNT(tensors), derive, build,
+    hparams, LT__COUNT(hparams), tensors, LT__COUNT(tensors), derive, build, false,
 };

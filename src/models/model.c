@@ -58,7 +58,15 @@ static lt_status refuse_keys(const struct lt_model *m, lt_err *err)
         {"attention.clamp_kqv", "clamped projections"},
         {"expert_shared_count", "an expert of every token"},
         {"expert_group_count", "experts in groups"},
+        {"expert_group_used_count", "experts in groups"},
+        {"expert_chunk_feed_forward_length", "experts in chunks"},
         {"leading_dense_block_count", "layers without experts before those with"},
+        {"moe_latent_size", "experts between two more projections"},
+        {"router_logit_softcapping", "capped scores of experts"},
+        {"swiglu_clamp_exp", "a feed-forward unit clamped by a key"},
+        {"swiglu_clamp_shexp", "a feed-forward unit clamped by a key"},
+        {"nextn_predict_layers", "a draft head among the layers"},
+        {"rope.scaling.yarn_log_multiplier", "another magnitude of yarn"},
     };
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
         double v = 0;
@@ -80,6 +88,13 @@ static lt_status refuse_values(const struct lt_model *m, lt_err *err)
     static const struct { const char *key; double fine[2]; const char *what; } refused[] = {
         {"expert_gating_func", {0, 1}, "shares of experts by another function than softmax"},
         {"expert_weights_scale", {0, 1}, "scaled shares of experts"},
+        {"moe_every_n_layers", {0, 1}, "layers without experts between those with"},
+        {"interleave_moe_layer_step", {0, 1}, "layers without experts between those with"},
+        {"rope.scaling.yarn_ext_factor", {-1, 1}, "yarn's frequencies by another rule"},
+        {"rope.scaling.yarn_attn_factor", {1, 1}, "other magnitudes of yarn"},
+        {"embedding_scale", {0, 1}, "scaled embeddings"},
+        {"residual_scale", {0, 1}, "scaled residuals"},
+        {"logit_scale", {0, 1}, "scaled logits"},
     };
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
         double v = refused[i].fine[0];
@@ -89,6 +104,26 @@ static lt_status refuse_values(const struct lt_model *m, lt_err *err)
         if (v != refused[i].fine[0] && v != refused[i].fine[1])
             return lt__fail(err, LT_E_UNSUPPORTED, "%s: key '%s.%s' is %g, expected %g or none: %s are not supported",
                             lt__model_path(m), m->arch->name, refused[i].key, v, refused[i].fine[1], refused[i].what);
+    }
+    return LT_OK;
+}
+
+static lt_status refuse_flags(const struct lt_model *m, lt_err *err)
+{
+    const struct { const char *key; bool fine; const char *what; } refused[] = {
+        {"expert_weights_norm", !m->arch->share_all, m->arch->share_all ? "shares that sum to 1" : "shares that do not sum to 1"},
+        {"attention.causal", true, "tokens that see later ones"},
+        {"use_parallel_residual", false, "a feed-forward unit beside attention"},
+    };
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+        bool v = refused[i].fine;
+        lt_status s = lt__rows_bool(m, refused[i].key, &v, err);
+        if (s != LT_OK)
+            return s;
+        if (v != refused[i].fine)
+            return lt__fail(err, LT_E_UNSUPPORTED, "%s: key '%s.%s' is %s, expected %s or none: %s are not supported for %s",
+                            lt__model_path(m), m->arch->name, refused[i].key, v ? "true" : "false", v ? "false" : "true",
+                            refused[i].what, m->arch->name);
     }
     return LT_OK;
 }
@@ -311,8 +346,17 @@ static bool changes_result(const char *name, uint32_t layers)
         "blk.%u.attn_norm_2.weight", "blk.%u.attn_sub_norm.weight", "blk.%u.ffn_sub_norm.weight",
         "blk.%u.ffn_gate_up_exps.weight", "blk.%u.exp_probs_b.bias", "blk.%u.ffn_gate_inp_shexp.weight",
         "blk.%u.ffn_gate_shexp.weight", "blk.%u.ffn_up_shexp.weight", "blk.%u.ffn_down_shexp.weight",
-        "blk.%u.attn_qkv.bias",
+        "blk.%u.attn_qkv.bias",      "blk.%u.attn_gate.weight",    "blk.%u.ffn_norm_exps.weight",
+        "blk.%u.ffn_gate_chexps.weight", "blk.%u.ffn_up_chexps.weight", "blk.%u.ffn_down_chexps.weight",
+        "blk.%u.ffn_latent_down.weight", "blk.%u.ffn_latent_up.weight",
     };
+    static const char scale[] = ".scale"; /* of a product: a factor beside the weight of that name */
+    char weight[64];
+    size_t n = strlen(name), stem = n > sizeof scale - 1 ? n - (sizeof scale - 1) : 0;
+    if (stem && strcmp(name + stem, scale) == 0 && stem + sizeof ".weight" <= sizeof weight) {
+        snprintf(weight, sizeof weight, "%.*s.weight", (int)stem, name);
+        return changes_result(weight, layers);
+    }
     for (size_t i = 0; i < N_ARCHS; i++)
         if (any_row(archs[i], name, layers))
             return true;
@@ -405,6 +449,8 @@ lt_status lt_model_open(lt_ctx *ctx, const char *path, lt_model **out, lt_err *e
         s = refuse_keys(m, err);
     if (s == LT_OK)
         s = refuse_values(m, err);
+    if (s == LT_OK)
+        s = refuse_flags(m, err);
     if (s == LT_OK)
         s = lt__rows_hparams(m, err);
     if (s == LT_OK)

@@ -70,5 +70,5 @@ static void build(const struct lt_model *m, const lt_kv_desc *kv, lt_graph *g)
 
 const lt_arch lt__arch_phi3 = {
     "phi3", "Phi 3, 3.5 and 4 mini",
-    hparams, LT__COUNT(hparams), tensors, LT__COUNT(tensors), derive, build,
+    hparams, LT__COUNT(hparams), tensors, LT__COUNT(tensors), derive, build, false,
 };

@@ -33,5 +33,5 @@ static void build(const struct lt_model *m, const lt_kv_desc *kv, lt_graph *g)
 
 const lt_arch lt__arch_qwen2 = {
     "qwen2", "Qwen 2 and 2.5, dense",
-    hparams, LT__COUNT(hparams), tensors, LT__COUNT(tensors), derive, build,
+    hparams, LT__COUNT(hparams), tensors, LT__COUNT(tensors), derive, build, false,
 };

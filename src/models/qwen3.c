@@ -32,5 +32,5 @@ static void build(const struct lt_model *m, const lt_kv_desc *kv, lt_graph *g)
 
 const lt_arch lt__arch_qwen3 = {
     "qwen3", "Qwen 3, dense",
-    hparams, LT__COUNT(hparams), tensors, LT__COUNT(tensors), derive, build,
+    hparams, LT__COUNT(hparams), tensors, LT__COUNT(tensors), derive, build, false,
 };

@@ -28,12 +28,12 @@ static void build(const struct lt_model *m, const lt_kv_desc *kv, lt_graph *g)
     for (uint32_t l = 0; l < m->hp.layers; l++) {
         lt__block_layer(&b, l);
         lt__block_add(&b, "attn_residual", lt__block_self_attention(&b));
-        lt__block_add(&b, "ffn_residual", lt__block_experts(&b, "ffn_norm", LT_OP_SILU_MUL, NULL, false));
+        lt__block_add(&b, "ffn_residual", lt__block_experts(&b, "ffn_norm", LT_OP_SILU_MUL, NULL));
     }
     lt__blocks_head(&b);
 }
 
 const lt_arch lt__arch_qwen3moe = {
     "qwen3moe", "Qwen 3, mixtures of experts",
-    hparams, LT__COUNT(hparams), tensors, LT__COUNT(tensors), derive, build,
+    hparams, LT__COUNT(hparams), tensors, LT__COUNT(tensors), derive, build, false,
 };

@@ -69,9 +69,11 @@ static lt_status read_scaling(struct lt_model *m, lt_rope_set *r, lt_err *err)
 {
     char name[96];
     snprintf(name, sizeof name, "%s.rope.scaling.type", m->arch->name);
-    const char *type = lt_modelfile_str(m->file, name, NULL);
+    const char *type;
     double factor = 0;
-    lt_status s;
+    lt_status s = lt__rows_str(m, name, &type, err);
+    if (s != LT_OK)
+        return s;
     if ((s = lt__rows_f64(m, "rope.scale_linear", 1e-3, 1e6, &factor, err)) != LT_OK) /* files of 2023 */
         return s;
     if ((s = lt__rows_f64(m, "rope.scaling.factor", 0, 1e6, &factor, err)) != LT_OK)
@@ -151,7 +153,9 @@ lt_status lt__derive_common(struct lt_model *m, lt_rope_style style, lt_err *err
                         "%s: %u elements of a head are rotated (%s.rope.dimension_count); expected an even number of "
                         "at most the head's %u",
                         path, rotated, arch, hp->head_dim);
-    const char *named = lt_modelfile_str(m->file, "lowtide.rope_style", NULL);
+    const char *named;
+    if ((s = lt__rows_str(m, "lowtide.rope_style", &named, err)) != LT_OK)
+        return s;
     if (named && strcmp(named, "halves") != 0 && strcmp(named, "pairs") != 0)
         return lt__fail(err, LT_E_FORMAT, "%s: key 'lowtide.rope_style' is '%s'; expected 'halves' or 'pairs'", path,
                         named);

@@ -171,6 +171,32 @@ lt_status lt__rows_u32(const struct lt_model *m, const char *key, uint32_t min, 
     return s;
 }
 
+lt_status lt__rows_bool(const struct lt_model *m, const char *key, bool *out, lt_err *err)
+{
+    char name[128];
+    const lt_key *k = find_key(m, key, name);
+    double v = 0;
+    if (!k)
+        return LT_OK;
+    if (k->type == LT_KEY_BOOL) {
+        *out = k->v.b[0];
+        return LT_OK;
+    }
+    if ((k->type != LT_KEY_INT && k->type != LT_KEY_UINT) || !element(k, k->type, 0, &v) || (v != 0 && v != 1))
+        return lt__fail(err, LT_E_FORMAT, "%s: key '%s' is %s; expected a bool", lt__model_path(m), name, type_text(k->type));
+    *out = v != 0;
+    return LT_OK;
+}
+
+lt_status lt__rows_str(const struct lt_model *m, const char *name, const char **out, lt_err *err)
+{
+    const lt_key *k = lt_modelfile_key(m->file, name);
+    if (k && k->type != LT_KEY_STRING)
+        return lt__fail(err, LT_E_FORMAT, "%s: key '%s' is %s; expected a string", lt__model_path(m), name, type_text(k->type));
+    *out = k ? k->v.s[0] : NULL;
+    return LT_OK;
+}
+
 lt_status lt__rows_f64(const struct lt_model *m, const char *key, double min, double max, double *out, lt_err *err)
 {
     char name[128];

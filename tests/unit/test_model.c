@@ -382,12 +382,63 @@ static void wrong_experts_are_named(void **state)
         {{.experts = true, .key = "llama.expert_shared_count", .kind = K_U32, .u = 1}, LT_E_UNSUPPORTED, "an expert of every token is not supported"},
         {{.experts = true, .key = "llama.expert_gating_func", .kind = K_U32, .u = 2}, LT_E_UNSUPPORTED, "'llama.expert_gating_func' is 2, expected 1 or none"},
         {{.experts = true, .key = "llama.expert_weights_scale", .kind = K_F32, .f = 2.5f}, LT_E_UNSUPPORTED, "is 2.5, expected 1 or none: scaled shares"},
+        {{.experts = true, .key = "llama.expert_weights_norm", .kind = K_U32, .u = 0}, LT_E_UNSUPPORTED,
+         "'llama.expert_weights_norm' is false, expected true or none: shares that do not sum to 1 are not supported for llama"},
+        {{.arch = "olmoe", .experts = true, .key = "olmoe.expert_weights_norm", .kind = K_BOOL}, LT_E_UNSUPPORTED,
+         "'olmoe.expert_weights_norm' is true, expected false or none: shares that sum to 1"},
+        {{.experts = true, .key = "llama.expert_weights_norm", .kind = K_STR, .s = "true"}, LT_E_FORMAT, "is a string; expected a bool"},
+        {{.experts = true, .key = "llama.expert_weights_norm", .kind = K_U32, .u = 2}, LT_E_FORMAT, "is an integer; expected a bool"},
+        {{.experts = true, .key = "llama.expert_group_used_count", .kind = K_U32, .u = 2}, LT_E_UNSUPPORTED, "experts in groups"},
+        {{.experts = true, .key = "llama.expert_chunk_feed_forward_length", .kind = K_U32, .u = 64}, LT_E_UNSUPPORTED, "experts in chunks"},
+        {{.experts = true, .key = "llama.moe_latent_size", .kind = K_U32, .u = 64}, LT_E_UNSUPPORTED, "experts between two more projections"},
+        {{.experts = true, .key = "llama.router_logit_softcapping", .kind = K_F32, .f = 30}, LT_E_UNSUPPORTED, "capped scores of experts"},
+        {{.experts = true, .key = "llama.swiglu_clamp_exp", .kind = K_F32, .f = 10}, LT_E_UNSUPPORTED, "clamped by a key"},
+        {{.experts = true, .key = "llama.swiglu_clamp_shexp", .kind = K_F32, .f = 10}, LT_E_UNSUPPORTED, "clamped by a key"},
+        {{.experts = true, .key = "llama.moe_every_n_layers", .kind = K_U32, .u = 2}, LT_E_UNSUPPORTED, "is 2, expected 1 or none: layers without experts"},
+        {{.experts = true, .key = "llama.interleave_moe_layer_step", .kind = K_U32, .u = 2}, LT_E_UNSUPPORTED, "is 2, expected 1 or none: layers without experts"},
+        {{.experts = true, .extra = {"blk.1.ffn_gate_exps.scale"}}, LT_E_UNSUPPORTED, "'blk.1.ffn_gate_exps.scale' would change the result"},
+        {{.experts = true, .extra = {"blk.1.ffn_up_chexps.weight"}}, LT_E_UNSUPPORTED, "'blk.1.ffn_up_chexps.weight' would change the result"},
+        {{.experts = true, .extra = {"blk.1.ffn_latent_up.weight"}}, LT_E_UNSUPPORTED, "'blk.1.ffn_latent_up.weight' would change the result"},
         {{.arch = "qwen3moe", .experts = true}, LT_E_FORMAT, "'qwen3moe.expert_feed_forward_length' is missing"},
         {{.arch = "olmoe", .experts = true}, LT_E_FORMAT, "'blk.0.attn_q_norm.weight' is missing; olmoe needs it as heads*head_dim"},
         {{.arch = "gpt-oss", .experts = true, .drop = "gpt-oss.expert_count"}, LT_E_FORMAT, "'gpt-oss.expert_count' is missing; expected an integer from 1"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
         open_bad(&bad[i].c, bad[i].s, bad[i].words);
+}
+
+/* Each asks for other arithmetic than there is: read past, the text would be wrong without a word. */
+static void other_arithmetic_is_named(void **state)
+{
+    (void)state;
+    static const struct { change c; lt_status s; const char *words; } bad[] = {
+        {{.key = "llama.nextn_predict_layers", .kind = K_U32, .u = 1}, LT_E_UNSUPPORTED, "a draft head among the layers"},
+        {{.key = "llama.logit_scale", .kind = K_F32, .f = 0.5f}, LT_E_UNSUPPORTED, "is 0.5, expected 1 or none: scaled logits"},
+        {{.key = "llama.residual_scale", .kind = K_F32, .f = 0.5f}, LT_E_UNSUPPORTED, "scaled residuals"},
+        {{.key = "llama.embedding_scale", .kind = K_F32, .f = 12}, LT_E_UNSUPPORTED, "scaled embeddings"},
+        {{.key = "llama.attention.causal", .kind = K_U32, .u = 0}, LT_E_UNSUPPORTED, "'llama.attention.causal' is false, expected true or none"},
+        {{.key = "llama.use_parallel_residual", .kind = K_BOOL}, LT_E_UNSUPPORTED, "'llama.use_parallel_residual' is true, expected false or none"},
+        {{.key = "llama.rope.scaling.yarn_ext_factor", .kind = K_F32, .f = 0.5f}, LT_E_UNSUPPORTED, "yarn's frequencies by another rule"},
+        {{.key = "llama.rope.scaling.yarn_attn_factor", .kind = K_F32, .f = 0.5f}, LT_E_UNSUPPORTED, "other magnitudes of yarn"},
+        {{.key = "llama.rope.scaling.yarn_log_multiplier", .kind = K_F32, .f = 0.5f}, LT_E_UNSUPPORTED, "another magnitude of yarn"},
+        {{.key = "llama.rope.scaling.type", .kind = K_U32, .u = 2}, LT_E_FORMAT, "'llama.rope.scaling.type' is an integer; expected a string"},
+        {{.key = "lowtide.rope_style", .kind = K_U32, .u = 2}, LT_E_FORMAT, "'lowtide.rope_style' is an integer; expected a string"},
+        {{.extra = {"blk.1.attn_gate.weight"}}, LT_E_UNSUPPORTED, "'blk.1.attn_gate.weight' would change the result"},
+        {{.extra = {"blk.0.attn_q.scale"}}, LT_E_UNSUPPORTED, "'blk.0.attn_q.scale' would change the result"},
+        {{.extra = {"output.scale"}}, LT_E_UNSUPPORTED, "'output.scale' would change the result"},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        open_bad(&bad[i].c, bad[i].s, bad[i].words);
+    static const change good[] = { /* what writers put where there is nothing */
+        {.experts = true, .key = "llama.expert_weights_norm", .kind = K_BOOL},
+        {.experts = true, .key = "llama.moe_every_n_layers", .kind = K_U32, .u = 1},
+        {.key = "llama.rope.scaling.yarn_ext_factor", .kind = K_F32, .f = -1},
+        {.key = "llama.rope.scaling.yarn_attn_factor", .kind = K_F32, .f = 1},
+        {.key = "llama.logit_scale", .kind = K_F32, .f = 0},
+        {.extra = {"blk.0.vision.scale"}},
+    };
+    for (size_t i = 0; i < sizeof good / sizeof *good; i++)
+        lt_model_close(open_good(&good[i]));
 }
 
 static void equal_arrays_are_one_value(void **state)
@@ -671,6 +722,7 @@ int main(void)
         cmocka_unit_test(gemma2_has_caps),
         cmocka_unit_test(experts_open),
         cmocka_unit_test(wrong_experts_are_named),
+        cmocka_unit_test(other_arithmetic_is_named),
         cmocka_unit_test(equal_arrays_are_one_value),
         cmocka_unit_test(wrong_keys_are_named),
         cmocka_unit_test(wrong_tensors_are_named),
