@@ -160,7 +160,10 @@ lt_status lt__derive_common(struct lt_model *m, lt_rope_style style, lt_err *err
         return lt__fail(err, LT_E_FORMAT, "%s: key 'lowtide.rope_style' is '%s'; expected 'halves' or 'pairs'", path,
                         named);
     hp->rope_style = !named ? style : named[0] == 'h' ? LT_ROPE_HALVES : LT_ROPE_PAIRS;
-    hp->attn_scale = (float)(1 / sqrt((double)hp->head_dim));
+    double scale = 0; /* none: what a writer puts where there is nothing to say */
+    if ((s = lt__rows_f64(m, "attention.scale", 0, 1e6, &scale, err)) != LT_OK)
+        return s;
+    hp->attn_scale = (float)(scale != 0 ? scale : 1 / sqrt((double)hp->head_dim));
     hp->embd_scale = 1;
     hp->rope[0].rotated = rotated;
     hp->rope[0].magnitude = 1;

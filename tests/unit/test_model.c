@@ -429,6 +429,16 @@ static void other_arithmetic_is_named(void **state)
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
         open_bad(&bad[i].c, bad[i].s, bad[i].words);
+    static const struct { float key, scale; } scales[] = {{0, 0}, {0.25f, 0.25f}};
+    lt_model *m = open_good(&(change){0});
+    const float usual = m->hp.attn_scale;
+    lt_model_close(m);
+    for (size_t i = 0; i < sizeof scales / sizeof *scales; i++) {
+        m = open_good(&(change){.key = "llama.attention.scale", .kind = K_F32, .f = scales[i].key});
+        assert_float_equal(m->hp.attn_scale, scales[i].scale != 0 ? scales[i].scale : usual, 0);
+        lt_model_close(m);
+    }
+    open_bad(&(change){.key = "llama.attention.scale", .kind = K_F32, .f = -1}, LT_E_FORMAT, "'llama.attention.scale' is -1; expected a number from 0 to 1000000");
     static const change good[] = { /* what writers put where there is nothing */
         {.experts = true, .key = "llama.expert_weights_norm", .kind = K_BOOL},
         {.experts = true, .key = "llama.moe_every_n_layers", .kind = K_U32, .u = 1},
