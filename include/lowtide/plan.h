@@ -46,7 +46,7 @@ lt_profile_get(lt_ctx *ctx, lt_device *dev, const char *path, lt_profile *out, l
 
 /* How a pass of one token reads weights that do not stay on the device; passes of more always stream them. */
 typedef enum lt_offload {
-    LT_OFFLOAD_STREAM, /* copied ahead through a ring */
+    LT_OFFLOAD_STREAM, /* copied ahead through a ring; but experts are read in place where the device can and the host locks enough */
     LT_OFFLOAD_MAPPED, /* read in place from host memory that stays page-locked; E_INVALID where the device cannot, */
                        /* E_NO_FIT where that much cannot be locked */
     LT_OFFLOAD_COUNT
@@ -74,7 +74,7 @@ LT_API const char *lt_place_name(lt_place p); /* "resident", ... */
 typedef struct lt_plan_info {
     uint64_t budget_bytes, fixed_bytes;
     uint64_t weight_bytes, resident_bytes, streamed_bytes, host_bytes; /* weights by place */
-    uint64_t mapped_bytes; /* of streamed_bytes: what a pass of one token reads in place */
+    uint64_t mapped_bytes; /* of streamed_bytes: what a pass of one token reads in place; of experts, what it may: it reads those it uses */
     uint64_t ring_bytes, activation_bytes, kv_bytes, io_bytes, scratch_bytes; /* arena areas */
     uint64_t predicted_peak_bytes, predicted_host_bytes, smallest_budget_bytes;
     double   predicted_prefill_tps, predicted_decode_tps, floor_prefill_tps, floor_decode_tps;
@@ -83,7 +83,7 @@ typedef struct lt_plan_info {
     const char *decode_bound, *prefill_bound; /* "disk", "link", "memory", "compute" */
 } lt_plan_info;
 
-typedef struct lt_plan_item { /* one tensor or slice of rows of a tensor */
+typedef struct lt_plan_item { /* one tensor, or a slice of its rows; of experts' tensors rows are experts */
     const char *tensor; uint64_t row0, rows, bytes; lt_dtype dtype; lt_place place;
 } lt_plan_item;
 

@@ -95,7 +95,7 @@ typedef struct lt_report {
     uint64_t budget_bytes, fixed_bytes, peak_bytes, host_peak_bytes; /* budget: the largest so far */
     uint64_t budget_now_bytes, reserve_missed_bytes; /* missed: the smallest plan still leaves less than the reserve */
     uint64_t host_swapped_bytes; /* of this process, on swap now: decode waits for it */
-    uint64_t h2d_bytes, d2h_bytes, disk_bytes, mapped_bytes, resident_bytes, streamed_loads; /* mapped: read in place, in no other */
+    uint64_t h2d_bytes, d2h_bytes, disk_bytes, mapped_bytes, resident_bytes, streamed_loads; /* mapped: read in place, in no other; of experts the share that tokens use */
     uint64_t h2d_after_first; /* bytes copied in after the first pass, activations and inputs not counted */
     double   stall_seconds, load_seconds, budget_seconds; /* budget: spent on changes of it, in no phase */
     lt_phase prefill, decode, since_change; /* since_change: decode after the last change of budget */
