@@ -85,23 +85,24 @@ static lt_status refuse_keys(const struct lt_model *m, lt_err *err)
 /* Values of a key that name the one arithmetic there is, or none at all, pass. */
 static lt_status refuse_values(const struct lt_model *m, lt_err *err)
 {
-    static const struct { const char *key; double fine[2]; const char *what; } refused[] = {
-        {"expert_gating_func", {0, 1}, "shares of experts by another function than softmax"},
-        {"expert_weights_scale", {0, 1}, "scaled shares of experts"},
-        {"moe_every_n_layers", {0, 1}, "layers without experts between those with"},
-        {"interleave_moe_layer_step", {0, 1}, "layers without experts between those with"},
-        {"rope.scaling.yarn_ext_factor", {-1, 1}, "yarn's frequencies by another rule"},
-        {"rope.scaling.yarn_attn_factor", {1, 1}, "other magnitudes of yarn"},
-        {"embedding_scale", {0, 1}, "scaled embeddings"},
-        {"residual_scale", {0, 1}, "scaled residuals"},
-        {"logit_scale", {0, 1}, "scaled logits"},
+    /* Shares of experts by softmax over all (1), made to sum to 1 or not, or over the chosen ones (3). */
+    const struct { const char *key; double fine[3]; const char *what; } refused[] = {
+        {"expert_gating_func", {0, 1, m->arch->share_all ? 1 : 3}, "shares of experts by another function"},
+        {"expert_weights_scale", {0, 1, 1}, "scaled shares of experts"},
+        {"moe_every_n_layers", {0, 1, 1}, "layers without experts between those with"},
+        {"interleave_moe_layer_step", {0, 1, 1}, "layers without experts between those with"},
+        {"rope.scaling.yarn_ext_factor", {-1, 1, 1}, "yarn's frequencies by another rule"},
+        {"rope.scaling.yarn_attn_factor", {1, 1, 1}, "other magnitudes of yarn"},
+        {"embedding_scale", {0, 1, 1}, "scaled embeddings"},
+        {"residual_scale", {0, 1, 1}, "scaled residuals"},
+        {"logit_scale", {0, 1, 1}, "scaled logits"},
     };
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
         double v = refused[i].fine[0];
         lt_status s = lt__rows_f64(m, refused[i].key, -1e300, 1e300, &v, err);
         if (s != LT_OK)
             return s;
-        if (v != refused[i].fine[0] && v != refused[i].fine[1])
+        if (v != refused[i].fine[0] && v != refused[i].fine[1] && v != refused[i].fine[2])
             return lt__fail(err, LT_E_UNSUPPORTED, "%s: key '%s.%s' is %g, expected %g or none: %s are not supported",
                             lt__model_path(m), m->arch->name, refused[i].key, v, refused[i].fine[1], refused[i].what);
     }

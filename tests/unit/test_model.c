@@ -358,8 +358,10 @@ static void experts_open(void **state)
     m = open_good(&(change){.key = "llama.expert_count", .kind = K_U32, .u = 0}); /* says that it is dense */
     assert_int_equal(m->info.experts, 0);
     lt_model_close(m);
-    m = open_good(&(change){.experts = true, .key = "llama.expert_gating_func", .kind = K_U32, .u = 1});
-    lt_model_close(m);
+    for (uint32_t func = 1; func <= 3; func += 2) { /* softmax over all, made to sum to 1, is that over the chosen */
+        m = open_good(&(change){.experts = true, .key = "llama.expert_gating_func", .kind = K_U32, .u = func});
+        lt_model_close(m);
+    }
 }
 
 static void wrong_experts_are_named(void **state)
