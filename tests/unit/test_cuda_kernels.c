@@ -466,6 +466,52 @@ static void older_cards_and_odd_rows_of_experts(void **state)
     close_rig(&r);
 }
 
+/* A launch's blocks tell which kernel it is: lines.cuh takes 16 rows a block of Q4_0, team.cuh 8. */
+static void rows_in_host_memory_go_by_lines(void **state)
+{
+    (void)state;
+    if (!lt__cuda_images[0].family)
+        skip();
+    rig r = open_rig("cuda:fuse=1," LT_CUDA_FAKE);
+    OK(lt_device_commit(r.dev, r.mem, 2 * MIB, &r.err));
+    const lt_addr host = 0x7000000020; /* of no reservation, and off the lines of a memory */
+    for (int64_t tokens = 1; tokens <= 2; tokens++)
+        for (int on_host = 0; on_host < 2; on_host++) {
+            lt_op_args a = {.op = LT_OP_LINEAR, .n_src = 2, .name = "product",
+                            .src = {view2(r.mem, LT_DTYPE_Q8A, tokens, 1024), view2(on_host ? host : r.mem + 0x1000000, LT_DTYPE_Q4_0, 960, 1024)},
+                            .dst = view2(r.mem + 0x3000000, LT_DTYPE_F32, tokens, 960)};
+            lt_op_args odd = a;
+            assert_int_equal(launches_of(&r, &a), 1);
+            if (tokens == 1)
+                assert_int_equal(counts().launch_x, on_host ? 960 / 16 : 960 / 8);
+            odd.src[1].stride[0] += 18; /* rows with something between are loaded as ever */
+            assert_int_equal(launches_of(&r, &odd), 1);
+            if (tokens == 1)
+                assert_int_equal(counts().launch_x, 960 / 8);
+        }
+    lt_op_args experts = product_args(&r, LT_DTYPE_Q4_0, 1, 0, EXPERTS, false);
+    assert_int_equal(launches_of(&r, &experts), 1);
+    assert_int_equal(counts().launch_x, 96 / 8);
+    experts.src[1].addr = host;
+    assert_int_equal(launches_of(&r, &experts), 1);
+    assert_int_equal(counts().launch_x, 96 / 16);
+    /* One x, two weights: one launch, but not of a weight here and one there. */
+    for (int apart = 0; apart < 2; apart++) {
+        lt_op_args ops[2];
+        const lt_op_args *ptrs[] = {&ops[0], &ops[1]};
+        lt_launch_list list = {.args = ptrs, .n = 2};
+        for (int i = 0; i < 2; i++)
+            ops[i] = (lt_op_args){.op = LT_OP_LINEAR, .n_src = 2, .name = "product",
+                                  .src = {view2(r.mem, LT_DTYPE_Q8A, 1, 1024), view2(i && apart ? r.mem + 0x1000000 : host + (lt_addr)i * 0x1000000, LT_DTYPE_Q4_0, 960, 1024)},
+                                  .dst = view2(r.mem + 0x3000000 + (lt_addr)i * 0x10000, LT_DTYPE_F32, 1, 960)};
+        uint64_t before = counts().launches;
+        OK(lt__list_run(r.q, &list, &r.err));
+        assert_int_equal(counts().launches - before, 1 + apart);
+        lt__list_free(r.dev, &list);
+    }
+    close_rig(&r);
+}
+
 static void what_experts_refuse(void **state)
 {
     (void)state;
@@ -619,6 +665,7 @@ int main(void)
         cmocka_unit_test(products_of_experts_go_by_their_number),
         cmocka_unit_test(experts_are_packed_by_chunks),
         cmocka_unit_test(older_cards_and_odd_rows_of_experts),
+        cmocka_unit_test(rows_in_host_memory_go_by_lines),
         cmocka_unit_test(what_experts_refuse),
         cmocka_unit_test(a_block_of_experts_is_fused),
         cmocka_unit_test(a_list_may_find_no_host_memory),
