@@ -40,7 +40,6 @@ typedef struct lt_weight {
     uint32_t ndim;
     uint64_t bytes;             /* in device memory */
     bool     converted;         /* read through f32 conversion (norms, biases), with info->add */
-    bool     whole;             /* norms, sinks and biases, those of experts too: no launch takes a slice of it */
     bool     on_host;           /* never on the device: the embedding rows (also when tied: then it is listed twice) */
 } lt_weight;
 

@@ -346,3 +346,16 @@ lt_status lt__model_build(const struct lt_model *m, const lt_kv_desc *kv, lt_gra
         lt__graph_deinit(g);
     return s;
 }
+
+void lt__usual_build(const struct lt_model *m, const lt_kv_desc *kv, lt_graph *g)
+{
+    lt__blocks b;
+    lt__blocks_begin(&b, m, kv, g);
+    for (uint32_t l = 0; l < m->hp.layers; l++) {
+        lt__block_layer(&b, l);
+        lt__block_add(&b, "attn_residual", lt__block_self_attention(&b));
+        lt__block_add(&b, "ffn_residual", m->hp.experts ? lt__block_experts(&b, "ffn_norm", LT_OP_SILU_MUL, NULL)
+                                                        : lt__block_ffn(&b, LT_OP_SILU_MUL));
+    }
+    lt__blocks_head(&b);
+}

@@ -54,6 +54,8 @@ lt_tid  lt__block_experts(lt__blocks *b, const char *norm, lt_op op, const lt_op
 lt__act lt__block_gated(lt__blocks *b, lt_op op, lt_tid gate, lt_tid up);
 void    lt__block_add(lt__blocks *b, const char *name, lt_tid x); /* h += x */
 void    lt__blocks_head(lt__blocks *b); /* with the model's soft cap of logits, if any */
+/* Nothing but the usual halves, with SiLU; the second with experts where the model has them. */
+lt_build_fn lt__usual_build;
 /* Gemma 2 and 3: scaled embeddings, a norm before and after each half of a layer, GELU. */
 lt_build_fn lt__gemma_build;
 /* The common values and Gemma's scales. Files do not say that of the queries; of all sizes only the 27B, known by its

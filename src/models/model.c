@@ -219,7 +219,6 @@ static lt_status check_type(const struct lt_model *m, const lt_tensor_row *row, 
     w->converted = (row->flags & LT_ROW_F32) && (t->dtype != LT_DTYPE_F32 || t->add != 0.0f);
     w->dtype = row->flags & LT_ROW_F32 ? LT_DTYPE_F32 : t->dtype;
     w->on_host = row->flags & LT_ROW_HOST;
-    w->whole = vector;
     uint64_t stored, cols = w->dim[w->ndim - 1], rows = rows_of(w);
     if (!lt_dtype_row_bytes(t->dtype, cols, &stored) || !lt__mul_u64(stored, rows, &stored))
         return lt__fail(err, LT_E_FORMAT, "%s: tensor '%s' has rows of %llu elements; %s needs a multiple of %u",

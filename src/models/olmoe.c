@@ -20,19 +20,7 @@ static const lt_tensor_row tensors[] = {
 
 static lt_status derive(struct lt_model *m, lt_err *err) { return lt__derive_common(m, LT_ROPE_HALVES, err); }
 
-static void build(const struct lt_model *m, const lt_kv_desc *kv, lt_graph *g)
-{
-    lt__blocks b;
-    lt__blocks_begin(&b, m, kv, g);
-    for (uint32_t l = 0; l < m->hp.layers; l++) {
-        lt__block_layer(&b, l);
-        lt__block_add(&b, "attn_residual", lt__block_self_attention(&b));
-        lt__block_add(&b, "ffn_residual", lt__block_experts(&b, "ffn_norm", LT_OP_SILU_MUL, NULL));
-    }
-    lt__blocks_head(&b);
-}
-
 const lt_arch lt__arch_olmoe = {
     "olmoe", "OLMoE",
-    hparams, LT__COUNT(hparams), tensors, LT__COUNT(tensors), derive, build, true,
+    hparams, LT__COUNT(hparams), tensors, LT__COUNT(tensors), derive, lt__usual_build, true,
 };

@@ -52,12 +52,20 @@ static bool fits_wide(const wide *m, const lt_cuda_props *p, int64_t cols, way *
     return true;
 }
 
+/* Whether the kernels read such rows only where they begin at multiples of 16 bytes. */
+static bool is_whole(lt_dtype dtype)
+{
+    bool whole = false;
+    for (size_t i = 0; i < sizeof teams / sizeof *teams; i++)
+        whole |= teams[i].dtype == dtype && teams[i].whole;
+    return whole;
+}
+
 /* Rows in host memory, quantised: the most of four, two and one a warp that leave room for a second block, or fit at all. */
 static bool fits_lines(const lt_cuda_props *p, lt_dtype dtype, int64_t cols, bool w_aligned, way *out)
 {
     uint64_t row_bytes;
-    bool whole = dtype == LT_DTYPE_Q4_K || dtype == LT_DTYPE_Q5_K;
-    if (!lt_dtype_row_bytes(dtype, (uint64_t)cols, &row_bytes) || (whole && !w_aligned))
+    if (!lt_dtype_row_bytes(dtype, (uint64_t)cols, &row_bytes) || (is_whole(dtype) && !w_aligned))
         return false;
     for (int blocks = 2; blocks >= 1; blocks--)
         for (int rows = 4; rows >= 1; rows /= 2) {
