@@ -885,13 +885,12 @@ API lt_curesult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned gr
 API lt_curesult cuLaunchKernelEx(const lt_culaunch *c, CUfunction function, void **params, void **extra)
 {
     ENTER(true);
-    if (c->n_attrs != 1 || c->attrs->id != LT_CU_LAUNCH_EARLY || c->attrs->value.flag != 1)
-        return BAD("no early launch");
+    if (!c->stream->capture || c->n_attrs != 1 || c->attrs->id != LT_CU_LAUNCH_EARLY || c->attrs->value.flag != 1)
+        return BAD("no early launch into a graph");
     if (!function || !params || extra || !c->grid_x || !c->grid_y || !c->grid_z || c->block_x * c->block_y * c->block_z > 1024)
         return BAD("grid or block");
     if (c->shared_bytes + FAKE_STATIC_SHARED > 49152 && c->shared_bytes > (unsigned)function->shared)
         return BAD("more shared memory than allowed");
-    g_counts.launches += !c->stream->capture;
     g_counts.launch_x = c->grid_x;
     give(c->stream, (work){.kind = LAUNCH});
     return leave(LT_CU_OK);

@@ -125,8 +125,6 @@ lt_status lt__cuda_flash_launch(const lt_cuda_flash *kernel, const char *family,
         grid = (lt_cuda_dim){(uint32_t)lt__min_u64(items, sms), 1, 1};
     }
     block.x = kernel->threads;
-    if (kernel->items) /* they do all but load keys before those are rounded */
-        return lt__cuda_launch_behind(dev, family, kernel->name, grid, block, kernel->bytes, stream, (void *[]){&c, &maps}, args, err);
     return lt__cuda_launch(dev, family, kernel->name, grid, block, kernel->bytes, stream, (void *[]){&c, &maps}, args, err);
 }
 

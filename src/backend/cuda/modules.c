@@ -247,26 +247,8 @@ static lt_curesult launch_early(lt_cuda_device *d, CUfunction function, lt_cuda_
     return d->cu.launch_ex(&c, function, params, NULL);
 }
 
-/* behind: early behind the launch before on a stream of any kind. On one that is captured a refusal is the list's to handle. */
-static lt_curesult launch_function(lt_cuda_device *d, CUfunction function, bool waits, bool behind, lt_cuda_dim grid, lt_cuda_dim block,
-                                   uint32_t shared_bytes, CUstream stream, void **params)
-{
-    bool capture = stream == atomic_load_explicit(&d->lists.stream, memory_order_relaxed); /* under the lists' lock */
-    bool early = capture ? d->lists.early && (waits || behind) : behind && d->early && d->cu.launch_ex && d->props.major >= 9;
-    lt_curesult r = LT_CU_NOT_SUPPORTED;
-    if (early)
-        r = launch_early(d, function, grid, block, shared_bytes, stream, params);
-    if (!early || (r == LT_CU_NOT_SUPPORTED && !capture))
-        r = d->cu.launch(function, grid.x, grid.y, grid.z, block.x, block.y, block.z, shared_bytes, stream, params, NULL);
-    if (r == LT_CU_OK && capture)
-        d->lists.captured++;
-    else if (r == LT_CU_OK)
-        atomic_fetch_add_explicit(&d->launches, 1, memory_order_relaxed);
-    return r;
-}
-
-static lt_status launch(lt_cuda_device *d, const char *family, const char *kernel, bool behind, lt_cuda_dim grid, lt_cuda_dim block,
-                        uint32_t shared_bytes, CUstream stream, void **params, const lt_op_args *args, lt_err *err)
+lt_status lt__cuda_launch(lt_cuda_device *d, const char *family, const char *kernel, lt_cuda_dim grid, lt_cuda_dim block,
+                          uint32_t shared_bytes, CUstream stream, void **params, const lt_op_args *args, lt_err *err)
 {
     const char *name = args->name ? args->name : lt_op_get(args->op)->name;
     uint32_t f = family_of(family);
@@ -281,25 +263,21 @@ static lt_status launch(lt_cuda_device *d, const char *family, const char *kerne
     pthread_mutex_unlock(&d->modules.lock);
     if (s != LT_OK)
         return s;
-    lt_curesult r = lt__cuda_fault(d, LT_CUDA_FAULT_launch)
-                        ? LT_CU_LAUNCH_FAILED
-                        : launch_function(d, function, lt__cuda_families[f].waits, behind, grid, block, shared_bytes, stream, params);
-    if (r == LT_CU_OK)
+    bool capture = stream == atomic_load_explicit(&d->lists.stream, memory_order_relaxed); /* under the lists' lock */
+    lt_curesult r = lt__cuda_fault(d, LT_CUDA_FAULT_launch) ? LT_CU_LAUNCH_FAILED
+                    : capture && d->lists.early && lt__cuda_families[f].waits
+                        ? launch_early(d, function, grid, block, shared_bytes, stream, params)
+                        : d->cu.launch(function, grid.x, grid.y, grid.z, block.x, block.y, block.z, shared_bytes, stream,
+                                       params, NULL);
+    if (r == LT_CU_OK) {
+        if (capture)
+            d->lists.captured++;
+        else
+            atomic_fetch_add_explicit(&d->launches, 1, memory_order_relaxed);
         return LT_OK;
+    }
     return lt__cuda_fail(d, err, r, "%s: launch of %s failed, grid %u x %u x %u, block %u x %u x %u, %u bytes shared", name,
                          kernel, grid.x, grid.y, grid.z, block.x, block.y, block.z, shared_bytes);
-}
-
-lt_status lt__cuda_launch(lt_cuda_device *d, const char *family, const char *kernel, lt_cuda_dim grid, lt_cuda_dim block,
-                          uint32_t shared_bytes, CUstream stream, void **params, const lt_op_args *args, lt_err *err)
-{
-    return launch(d, family, kernel, false, grid, block, shared_bytes, stream, params, args, err);
-}
-
-lt_status lt__cuda_launch_behind(lt_cuda_device *d, const char *family, const char *kernel, lt_cuda_dim grid, lt_cuda_dim block,
-                                 uint32_t shared_bytes, CUstream stream, void **params, const lt_op_args *args, lt_err *err)
-{
-    return launch(d, family, kernel, true, grid, block, shared_bytes, stream, params, args, err);
 }
 
 /* --- tensors -------------------------------------------------------------------------- */

@@ -50,11 +50,6 @@ typedef struct lt_cuda_dim { uint32_t x, y, z; } lt_cuda_dim;
 LT_NODISCARD lt_status
 lt__cuda_launch(lt_cuda_device *dev, const char *family, const char *kernel, lt_cuda_dim grid, lt_cuda_dim block,
                 uint32_t shared_bytes, CUstream stream, void **params, const lt_op_args *args, lt_err *err);
-/* The same, right behind the launch of a kernel that lets it begin (griddepcontrol.launch_dependents) before it has ended,
- * unless early=0: this kernel waits inside for the other's results. */
-LT_NODISCARD lt_status
-lt__cuda_launch_behind(lt_cuda_device *dev, const char *family, const char *kernel, lt_cuda_dim grid, lt_cuda_dim block,
-                       uint32_t shared_bytes, CUstream stream, void **params, const lt_op_args *args, lt_err *err);
 
 /* A tensor for the copy engine of sm_90 (kernels/args.h): halves [n2][n1][n0], n0 contiguous, boxes of box0 x box1, swizzled
  * by 128 bytes. at and strides are multiples of 16. */

@@ -100,9 +100,6 @@ template <class S> LT_DEV void items_feed(const lt_cuda_attention &a, const lt_c
     bool taken = true; /* false: the computing groups are stuck, which they report */
     int stage = 0, round = 0, turn = 0;
     flash_item it;
-    /* The launch may have begun before the keys were rounded: only this warp reads them, and its copies are what all others
-     * wait for. Whatever else is read was there before that kernel began. */
-    asm volatile("griddepcontrol.wait;" ::: "memory");
     while (item_next<S::BM>(a, turn, it))
         for (int tile = it.sp.first / S::TILE; tile <= it.sp.last / S::TILE; tile++) {
             const int base = tile * S::TILE, key = base % keys, in_page = it.kv_head * LT_PAGE + base % LT_PAGE;

@@ -481,8 +481,6 @@ template <int D, int BN, int GROUPS, bool TURNS, int STAGES, bool SAGE> LT_DEV v
 template <int D> LT_DEV void sage_keys(const lt_cuda_attention &a)
 {
     constexpr int E = D / 8, STEP = 32, N = D > 128 ? 1 : 2; /* rows of the block at a time; such steps loaded ahead */
-    if constexpr (LT_SAGE_ITEMS(D)) /* which waits for these keys itself */
-        asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
     const int lane = (int)threadIdx.x % 32, slot = (int)blockIdx.x, kv_head = (int)blockIdx.y;
     int from, to;
     const int logical = flash_slot(a, slot, from, to);
