@@ -1,4 +1,6 @@
 /* A session: score and eval agree at every batch, going back, cancelling, the finite check, reports. */
+#include <time.h>
+
 #include "base/mem.h"
 #include "session_common.h"
 
@@ -243,6 +245,18 @@ static void a_budget_does_not_choose_the_angles(void **state)
 }
 
 /* Between two tokens: the mapping is no memory any more, and must not be read. */
+/* The prompt's next pass is copied ahead for, and a file cut under a copy is SIGBUS (docs/memory.md): until none runs. */
+static void let_copies_end(lt_device *dev)
+{
+    lt_device_stats before, now;
+    lt_device_get_stats(dev, &now);
+    do {
+        before = now;
+        nanosleep(&(struct timespec){.tv_nsec = 30000000}, NULL);
+        lt_device_get_stats(dev, &now);
+    } while (now.h2d_bytes != before.h2d_bytes);
+}
+
 static void a_file_that_is_cut_ends_reading_in_place(void **state)
 {
     (void)state;
@@ -269,6 +283,7 @@ static void a_file_that_is_cut_ends_reading_in_place(void **state)
     assert_int_equal(lt_session_create(m, dev, p, NULL, &s, &err), LT_OK);
     assert_int_equal(lt_session_eval(s, ids, 3, &logits, &err), LT_OK);
     assert_int_equal(lt_session_eval(s, ids, 1, &logits, &err), LT_OK);
+    let_copies_end(dev);
     assert_int_equal(truncate(path, 4096), 0);
     assert_int_equal(lt_session_eval(s, ids, 1, &logits, &err), LT_E_IO);
     assert_non_null(strstr(err.text, "changed while in use"));
